@@ -1,0 +1,107 @@
+# lmcache-go: everything that a person or a CI does with this repository.
+# `make` alone prints the targets; each is a line of shell or one script in scripts/.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+
+# What `make run` starts; `make run PORT=7000 ARGS="--l1-size-gb 20 --shm-name demo"`.
+PORT ?= 6555
+ARGS ?=
+# Where binaries go.
+BIN ?= bin
+# How long `make fuzz` runs each target.
+FUZZTIME ?= 30s
+# What `make bench` runs, and for how long each.
+BENCH ?= .
+BENCHTIME ?= 1s
+
+GO ?= go
+VERSION = $(shell scripts/version.sh)
+LDFLAGS = -X main.version=$(VERSION)
+
+##@ Use
+
+.PHONY: help
+help: ## print this list
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: deps
+deps: ## install what this machine lacks to build (C compiler, pkg-config, libzmq headers)
+	@scripts/deps.sh
+
+.PHONY: build
+build: deps ## build bin/lmcache-go
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/lmcache-go ./cmd/lmcache-go
+
+.PHONY: run
+run: build ## build and start the server; PORT=6555, ARGS="more flags"
+	$(BIN)/lmcache-go server --port $(PORT) $(ARGS)
+
+.PHONY: dist
+dist: deps ## make dist/lmcache-go-<version>-<os>-<arch>/, which runs on machines without libzmq
+	@scripts/dist.sh
+
+##@ Check
+
+.PHONY: test
+test: ## everything: lint, tests with the race detector, the real client against our server
+	@scripts/deps.sh --test
+	@scripts/test.sh
+
+.PHONY: test-go
+test-go: deps ## the quick part: Go tests without race, lint and Python
+	$(GO) test ./...
+
+.PHONY: race
+race: deps ## Go tests with the race detector
+	$(GO) test -race -shuffle=on ./...
+
+.PHONY: conformance
+conformance: ## the real LMCache client (Python) against our server
+	@scripts/deps.sh --test
+	@scripts/test.sh conformance
+
+.PHONY: lint
+lint: deps ## golangci-lint, vet, builds without cgo, go.mod, shellcheck
+	@scripts/lint.sh
+
+.PHONY: fuzz
+fuzz: deps ## each fuzz target for FUZZTIME (30s)
+	@FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
+
+.PHONY: bench
+bench: deps ## Go benchmarks; BENCH=regexp BENCHTIME=1s
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) ./...
+
+.PHONY: bench-peer
+bench-peer: build ## our server and the real one in one paired run
+	@scripts/deps.sh --test
+	bench/peer.sh
+
+.PHONY: cover
+cover: deps ## test coverage by package, and coverage.out for go tool cover
+	$(GO) test -coverpkg=./... -coverprofile=coverage.out ./...
+	@$(GO) tool cover -func=coverage.out | tail -n 1
+
+.PHONY: check
+check: tidy fmt test ## what must be green before a push
+
+##@ Tidy
+
+.PHONY: fmt
+fmt: deps ## format every Go file (gofumpt, gci)
+	$(GO) tool -modfile=internal/devtools/go.mod golangci-lint fmt
+
+.PHONY: tidy
+tidy: ## go mod tidy
+	$(GO) mod tidy
+
+.PHONY: golden
+golden: deps ## rewrite the golden files of the tests; look at the diff
+	$(GO) test $$(grep -rl --include='*_test.go' 'testutil\.Golden' . | xargs -n 1 dirname | sort -u) -update
+
+.PHONY: clean
+clean: ## remove what was built (not the caches outside the tree)
+	rm -rf $(BIN) dist coverage.out

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The whole test, or the stages named: lint, race, conformance.
+# Every stage runs, also after one failed. The end tells which tests were skipped and why, and the last line is
+# "N passed, N failed, N skipped"; the exit status is 1 if anything failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+stages=("$@")
+[ $# -ne 0 ] || stages=(lint race conformance)
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+go build -o "$work/testsum" ./internal/testsum || exit 1
+testsum=$work/testsum
+
+lint() { "$testsum" run -name lint -o "$work/1-lint.json" -plain -- scripts/lint.sh; }
+
+race() {
+  local packages
+  mapfile -t packages < <(go list ./... | grep -v '/conformance\(/\|$\)')
+  "$testsum" run -name race -o "$work/2-race.json" -- \
+    go test -json -race -shuffle=on -timeout 15m "${packages[@]}"
+}
+
+# The real LMCache client. Its environment is made once and kept (conformance/refenv.sh).
+conformance() {
+  if [ -z "${LMCACHE_GO_PYTHON:-}" ]; then
+    local env
+    if ! env=$(conformance/refenv.sh); then
+      "$testsum" run -name conformance -o "$work/3-conformance.json" -plain -- false
+      return
+    fi
+    LMCACHE_GO_PYTHON=$env/bin/python
+  fi
+  export LMCACHE_GO_PYTHON
+  "$testsum" run -name conformance -o "$work/3-conformance.json" -- \
+    go test -json -count=1 -timeout 40m ./conformance/...
+}
+
+for stage in "${stages[@]}"; do
+  case $stage in
+    lint | race | conformance)
+      SECONDS=0
+      "$stage"
+      echo "$stage: ${SECONDS} s" >&2
+      ;;
+    *) echo "test.sh: no stage $stage: lint, race or conformance" >&2; exit 2 ;;
+  esac
+done
+"$testsum" total "$work"/*.json
