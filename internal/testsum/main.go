@@ -23,11 +23,11 @@ func main() {
 // errFailed says that the tests ran and that some failed.
 var errFailed = errors.New("tests failed")
 
-const usage = "usage: testsum run -name NAME -o FILE [-plain] -- COMMAND... | testsum total FILE..."
+var errUsage = errors.New("usage: testsum run -name NAME -o FILE [-plain] -- COMMAND, or testsum total FILES")
 
 func command(args []string, out io.Writer) error {
 	if len(args) == 0 {
-		return errors.New(usage)
+		return errUsage
 	}
 	switch args[0] {
 	case "run":
@@ -39,7 +39,7 @@ func command(args []string, out io.Writer) error {
 			return err
 		}
 		if *name == "" || *file == "" || flags.NArg() == 0 {
-			return errors.New(usage)
+			return errUsage
 		}
 		t, err := runStage(*name, flags.Args(), *plain, out)
 		if err != nil {
@@ -55,6 +55,6 @@ func command(args []string, out io.Writer) error {
 	case "total":
 		return total(args[1:], out)
 	default:
-		return errors.New(usage)
+		return errUsage
 	}
 }
