@@ -2,7 +2,7 @@
 # All static checks. Every step runs, also after one failed; exits 1 if any did.
 # The linters are built from internal/devtools (the first time takes minutes, then Go's build cache has them).
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 # Packages that must build without cgo: other programs import them alone.
 pure=(./l1cache ./mpserver/wire ./mpserver/hash ./mpserver/torchpickle)
@@ -22,7 +22,7 @@ tidy() {
   done < <(find . -name go.mod -not -path './internal/devtools/*' -not -path './.cache/*' -not -path '*/testdata/*')
   return $rc
 }
-# shellcheck comes as a wheel from PyPI, pinned, so that every machine has the same; an installed one will do.
+# The tool comes as a wheel from PyPI, pinned, so that every machine has the same; an installed one will do.
 shellcheck_all() {
   local tool venv=${XDG_CACHE_HOME:-$HOME/.cache}/lmcache-go/shellcheck-0.11.0.1
   if tool=$(command -v shellcheck); then

@@ -3,7 +3,7 @@
 # Every stage runs, also after one failed. The end tells which tests were skipped and why, and the last line is
 # "N passed, N failed, N skipped"; the exit status is 1 if anything failed.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 stages=("$@")
 [ $# -ne 0 ] || stages=(lint race conformance)
