@@ -62,16 +62,26 @@ var externals = map[string][]string{
 
 var testExternals = []string{"github.com/stretchr/testify", "go.uber.org/goleak", "golang.org/x/sys", "github.com/pebbe/zmq4"}
 
-// cgo lists who may say import "C".
+// cgo lists who may say import "C", the packages below them included.
 var cgo = []string{"cuda", "nixl", "internal/dl"}
 
-// under tells whether the package at path is named by one of rows, itself or by its top folder.
+// families are packages whose subpackages share their row and may import each other.
+var families = []string{"bench", "conformance", "cuda", "nixl"}
+
+// family is the top of a package that has one: "nixl" for "nixl/internal/capi".
+func family(path string) (string, bool) {
+	top, _, _ := strings.Cut(path, "/")
+	return top, slices.Contains(families, top)
+}
+
+// under tells whether the package at path is named by one of rows.
 func under(path string, rows []string) bool {
+	top, isFamily := family(path)
 	return slices.ContainsFunc(rows, func(row string) bool {
 		if row == "internal" {
 			return strings.HasPrefix(path, "internal/") && path != "internal/simengine"
 		}
-		return path == row || (row == "bench" || row == "conformance") && strings.HasPrefix(path, row+"/")
+		return path == row || isFamily && row == top
 	})
 }
 
@@ -83,10 +93,8 @@ func allowed(path string) (row []string, ok bool) {
 		}
 		return []string{"internal"}, true
 	}
-	for _, top := range []string{"bench", "conformance"} {
-		if strings.HasPrefix(path, top+"/") {
-			return append(slices.Clone(edges[top]), top), true
-		}
+	if top, ok := family(path); ok {
+		return append(slices.Clone(edges[top]), top), true
 	}
 	row, ok = edges[path]
 	return row, ok
@@ -103,7 +111,7 @@ func violations(p pkg) []string {
 	check := func(imports, row []string, test bool) {
 		for _, imported := range imports {
 			if imported == "C" {
-				if !slices.Contains(cgo, path) {
+				if !moduleIn(path, cgo) {
 					bad = append(bad, path+` imports "C"`)
 				}
 				continue
@@ -184,4 +192,7 @@ func TestImportRulesBite(t *testing.T) {
 	f("internal/simengine", module+"/connector", false)
 	f("somewhere/new", "fmt", true)
 	f("bench/load", module+"/connector", false)
+	f("nixl", module+"/nixl/internal/capi", false)
+	f("nixl/internal/capi", "C", false)
+	f("l1cache", module+"/nixl", true)
 }
