@@ -1,0 +1,27 @@
+//go:build !linux
+
+package l1cache
+
+import "errors"
+
+// errNotLinux says that the arena knows Linux only; the rest of the package
+// builds elsewhere so that its tests and readers can.
+var errNotLinux = errors.New("l1cache: the arena needs Linux")
+
+type segment struct{}
+
+func (*segment) close() error { return nil }
+
+type populator struct{}
+
+func mapPrivate(int64) ([]byte, error)                    { return nil, errNotLinux }
+func openSegment(string, int64) (*segment, []byte, error) { return nil, nil, errNotLinux }
+func unmap([]byte) error                                  { return nil }
+func newPopulator([]byte, *segment) *populator            { return &populator{} }
+func (*populator) room(int64) error                       { return nil }
+func (*populator) populate(int64, int64) error            { return errNotLinux }
+func (*populator) discard(int64, int64)                   {}
+func (*populator) lowerPriority()                         {}
+
+// MemoryHeadroom is not known here.
+func MemoryHeadroom() (int64, string) { return -1, "" }

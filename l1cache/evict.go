@@ -1,0 +1,318 @@
+package l1cache
+
+import "fmt"
+
+// This file makes room on demand. All functions need the lock.
+
+// makeRoom gives each of the objects a block of steps, or none of them. A
+// channel means: the arena grows, try again when it is closed. Whether the
+// request can be met at all is settled before anything is evicted.
+func (c *Cache) makeRoom(ids []uint32, steps uint64, fx *effects) (<-chan struct{}, error) {
+	got := c.assignAll(ids, steps)
+	if got == len(ids) {
+		return nil, nil
+	}
+	n := len(ids)
+	if most := uint64(c.capacityBytes()) >> c.shift / steps; uint64(n) > most {
+		c.unassign(ids[:got])
+		c.n.refused[RefusedTooLarge] += uint64(n)
+		return nil, fmt.Errorf("%w: %d objects of %d bytes, but %d bytes hold %d of them: raise --l1-size-gb or lower --chunk-size",
+			ErrTooLarge, n, steps<<c.shift, c.capacityBytes(), most)
+	}
+	if c.growing {
+		c.unassign(ids[:got])
+		return c.grow, nil
+	}
+	if !c.o.Evict {
+		c.unassign(ids[:got])
+		return nil, c.noSpace(n, steps)
+	}
+	if !c.surelyFits(n-got, got, steps) {
+		c.unassign(ids[:got])
+		got = 0
+		if !c.fits(n, steps, (*object).evictable) {
+			if !c.fits(n, steps, (*object).yieldable) {
+				return nil, c.noSpace(n, steps)
+			}
+			c.revoke(n, steps, fx)
+		}
+	}
+	for got < n {
+		switch {
+		case c.assign(ids[got], steps):
+			got++
+		case c.makeHole(steps, fx):
+		default:
+			// The holes made one by one cut the space so that the rest does not
+			// fit, though it would in order: start over, run by run. Nothing was
+			// written to the blocks given back here.
+			c.unassign(ids[:got])
+			c.sweep(n, steps, fx)
+			if got = c.assignAll(ids, steps); got < n {
+				panic(fmt.Sprintf("l1cache: %d of %d objects of %d steps fit, but all should", got, n, steps))
+			}
+		}
+	}
+	return nil, nil
+}
+
+// capacityBytes is what the pool has, or will have when it has grown.
+func (c *Cache) capacityBytes() int64 {
+	if c.growing {
+		return c.o.Arena.SizeBytes()
+	}
+	return c.n.totalBytes
+}
+
+func (c *Cache) noSpace(n int, steps uint64) error {
+	c.n.refused[RefusedNoSpace] += uint64(n)
+	policy := "wait for their clients, or raise --l1-size-gb"
+	if !c.o.Evict {
+		policy = "and eviction is off: use --eviction-policy LRU, clear the cache, or raise --l1-size-gb"
+	}
+	return fmt.Errorf("%w for %d objects of %d bytes: of %d bytes, %d are free, %d resident, of these %d held by leases and transfers, %d reserved, %d in quarantine; %s",
+		ErrNoSpace, n, steps<<c.shift, c.n.totalBytes, int64(c.alloc.freeSteps)<<c.shift, c.n.bytes[published], c.n.heldBytes+c.n.bytes[orphaned],
+		c.n.bytes[reserved]+c.n.bytes[filling], c.n.bytes[quarantined], policy)
+}
+
+func (c *Cache) assign(id uint32, steps uint64) bool {
+	b := c.alloc.take(steps, id)
+	c.objects.at(id).block = b
+	return b != nilSlot
+}
+
+func (c *Cache) assignAll(ids []uint32, steps uint64) (got int) {
+	for got < len(ids) && c.assign(ids[got], steps) {
+		got++
+	}
+	return got
+}
+
+func (c *Cache) unassign(ids []uint32) {
+	for i := len(ids) - 1; i >= 0; i-- {
+		o := c.objects.at(ids[i])
+		c.alloc.give(o.block)
+		o.block = nilSlot
+	}
+}
+
+// surelyFits tells in O(1) that n more objects fit once everything evictable
+// has gone: what can neither be free nor evicted cuts the region into at most
+// one run more than its blocks, and each run wastes less than one object. taken
+// is how many blocks the caller has already. False means only that it is not
+// certain.
+func (c *Cache) surelyFits(n, taken int, steps uint64) bool {
+	stuck := uint64(taken) + uint64(c.n.heldObjects)
+	for s := range c.n.objects {
+		if state(s) != published {
+			stuck += uint64(c.n.objects[s])
+		}
+	}
+	free := c.alloc.freeSteps + uint64(c.n.bytes[published]-c.n.heldBytes)>>c.shift
+	// Sizes are below 2^51 steps and counts below 2^31: guard the product.
+	waste := stuck + 1
+	if steps > 1<<32 || waste > 1<<30 {
+		return false
+	}
+	waste *= steps - 1
+	return free >= waste && (free-waste)/steps >= uint64(n)
+}
+
+// fits counts exactly how many objects fit once all that may go has gone.
+func (c *Cache) fits(n int, steps uint64, mayGo func(*object) bool) bool {
+	var run, sum uint64
+	for b := c.alloc.first; b != nilSlot; b = c.alloc.blocks.at(b).next {
+		r := c.alloc.blocks.at(b)
+		if r.owner == nilSlot || mayGo(c.objects.at(r.owner)) {
+			run += r.size
+			continue
+		}
+		sum += run / steps
+		run = 0
+		if sum >= uint64(n) {
+			return true
+		}
+	}
+	return sum+run/steps >= uint64(n)
+}
+
+// revoke ends yielding leases, oldest first, until the request fits without the
+// others'.
+func (c *Cache) revoke(n int, steps uint64, fx *effects) {
+	for l := c.leases.front; l != nil; {
+		next := l.k.next
+		if l.yield {
+			c.n.revokedHolds += uint64(l.left)
+			l.end(fx)
+			if c.fits(n, steps, (*object).evictable) {
+				return
+			}
+		}
+		l = next
+	}
+}
+
+// younger returns the next younger object that may be evicted.
+func (c *Cache) younger(i uint32) uint32 {
+	for {
+		n := c.objects.at(i).prev
+		if n == nilSlot || c.objects.at(n).evictable() {
+			return n
+		}
+		c.unlink(n)
+	}
+}
+
+// window is a span of neighbouring blocks, free or evictable.
+type window struct {
+	low, high uint32
+	victim    uint32 // the object it was built around
+	youngest  uint64 // stamp of its youngest object
+}
+
+// windowsTried is how many of the oldest objects are considered as the centre
+// of a hole, when none is large enough alone.
+const windowsTried = 8
+
+// makeHole evicts so that a free block of steps exists: the oldest object when
+// it is large enough, or else the window of neighbours, around one of the
+// oldest, whose youngest object is oldest. False: there is no such window.
+func (c *Cache) makeHole(steps uint64, fx *effects) bool {
+	var best window
+	tried := 0
+	for i := c.oldest(); i != nilSlot && tried < windowsTried; i = c.younger(i) {
+		o := c.objects.at(i)
+		if best.victim != nilSlot && best.youngest <= o.stamp {
+			break // every further window is younger
+		}
+		if c.alloc.blocks.at(o.block).size >= steps {
+			c.evict(i, EvictDemand, fx)
+			return true
+		}
+		w, ok := c.windowAround(i, steps)
+		if !ok {
+			continue
+		}
+		tried++
+		if best.victim == nilSlot || w.youngest < best.youngest {
+			best = w
+		}
+	}
+	if best.victim == nilSlot {
+		return false
+	}
+	victims := c.victims[:0]
+	for b := best.low; ; b = c.alloc.blocks.at(b).next {
+		if owner := c.alloc.blocks.at(b).owner; owner != nilSlot {
+			victims = append(victims, owner)
+		}
+		if b == best.high {
+			break
+		}
+	}
+	c.victims = victims
+	for _, v := range victims {
+		reason := EvictNeighbour
+		if v == best.victim {
+			reason = EvictDemand
+		}
+		c.evict(v, reason, fx)
+	}
+	return true
+}
+
+// age of a block as part of a hole: the stamp of its object, 0 when it is free
+// already. ok is false when it has to stay.
+func (c *Cache) age(b uint32) (stamp uint64, ok bool) {
+	if b == nilSlot {
+		return 0, false
+	}
+	owner := c.alloc.blocks.at(b).owner
+	if owner == nilSlot {
+		return 0, true
+	}
+	o := c.objects.at(owner)
+	return o.stamp, o.evictable()
+}
+
+// windowAround grows a window from the object's block, each time by the older
+// of its two neighbours (which keeps the youngest member as old as it can be),
+// and then drops ends that turned out not to be needed.
+func (c *Cache) windowAround(i uint32, steps uint64) (window, bool) {
+	blocks := &c.alloc.blocks
+	w := window{victim: i}
+	w.low = c.objects.at(i).block
+	w.high = w.low
+	total := blocks.at(w.low).size
+	for total < steps {
+		below, above := blocks.at(w.low).prev, blocks.at(w.high).next
+		ageBelow, okBelow := c.age(below)
+		ageAbove, okAbove := c.age(above)
+		switch {
+		case okBelow && (!okAbove || ageBelow <= ageAbove):
+			w.low = below
+			total += blocks.at(below).size
+		case okAbove:
+			w.high = above
+			total += blocks.at(above).size
+		default:
+			return window{}, false
+		}
+	}
+	for w.low != w.high {
+		spare := total - steps
+		lowSize, highSize := blocks.at(w.low).size, blocks.at(w.high).size
+		ageLow, _ := c.age(w.low)
+		ageHigh, _ := c.age(w.high)
+		switch {
+		case lowSize <= spare && (highSize > spare || ageLow >= ageHigh):
+			w.low = blocks.at(w.low).next
+			total -= lowSize
+		case highSize <= spare:
+			w.high = blocks.at(w.high).prev
+			total -= highSize
+		default:
+			spare = 0
+		}
+		if spare == 0 {
+			break
+		}
+	}
+	for b := w.low; ; b = blocks.at(b).next {
+		stamp, _ := c.age(b)
+		w.youngest = max(w.youngest, stamp)
+		if b == w.high {
+			return w, true
+		}
+	}
+}
+
+// sweep evicts whole runs of evictable neighbours, from the low end, until n
+// objects fit. The caller knows that they do.
+func (c *Cache) sweep(n int, steps uint64, fx *effects) {
+	victims := c.victims[:0]
+	var run, sum uint64
+	start := 0 // of the present run in victims
+	for b := c.alloc.first; sum < uint64(n); b = c.alloc.blocks.at(b).next {
+		if _, ok := c.age(b); ok {
+			r := c.alloc.blocks.at(b)
+			run += r.size
+			if r.owner != nilSlot {
+				victims = append(victims, r.owner)
+			}
+			continue
+		}
+		if run < steps {
+			victims = victims[:start] // no object fits here: keep them
+		}
+		sum += run / steps
+		run, start = 0, len(victims)
+		if b == nilSlot {
+			break
+		}
+	}
+	c.victims = victims
+	for _, v := range victims {
+		c.evict(v, EvictDemand, fx)
+	}
+}

@@ -1,0 +1,222 @@
+package l1cache
+
+// Group is one object group of a lookup.
+type Group struct {
+	Scope Scope
+	// WindowChunks is how many chunks at the end of the hit this group needs:
+	// its attention does not look further back. 0: all of them.
+	WindowChunks int
+}
+
+// LookupRequest asks for the longest prefix that can be served.
+type LookupRequest struct {
+	// Groups and Ranks that must all have a chunk for it to count. Copied.
+	Groups []Group
+	Ranks  []uint32
+	// Hashes of the prompt's chunks. The lease keeps the slice: do not modify
+	// its elements afterwards.
+	Hashes []Hash
+	// Readers is how many times each object will be taken; clamped to
+	// 1..[MaxReaders].
+	Readers int
+}
+
+// MaxReaders is the largest number of holds one call takes or frees on an
+// object (lmcache 0.5.6, v1/distributed/l1_manager.py, MAX_READ_LOCK_COUNT).
+const MaxReaders = 128
+
+// Lookup finds the largest n such that, for every group and rank, the chunks
+// [max(0, n-window), n) are published, takes Readers holds on each of these
+// objects and none beyond, and makes them the most recently used, the first
+// chunk the most of all. The lease is nil when n is 0.
+//
+// When the search stops at an object that is being filled and onSettled is not
+// nil, Lookup holds nothing and returns pending: onSettled is called once, by
+// any goroutine, when that object was published or given up; then look up
+// again. It may be called before Lookup returns. With onSettled nil such an
+// object is a miss.
+func (c *Cache) Lookup(r LookupRequest, onSettled func()) (lease *Lease, pending bool) {
+	if len(r.Groups) == 0 || len(r.Ranks) == 0 || len(r.Hashes) == 0 {
+		return nil, false
+	}
+	c.mu.Lock()
+	defer c.unlock()
+	if c.usable() != nil {
+		return nil, false
+	}
+	w := walk{c: c, r: &r, pendable: onSettled != nil}
+	n := w.longest()
+	if w.blocker != nilSlot {
+		c.waiters[w.blocker] = append(c.waiters[w.blocker], onSettled)
+		return nil, true
+	}
+	if n == 0 {
+		return nil, false
+	}
+	return c.lease(&r, n), false
+}
+
+// walk is the search of one lookup.
+type walk struct {
+	c        *Cache
+	r        *LookupRequest
+	pendable bool
+	blocker  uint32 // the filling object that stopped the search
+	scopes   [4]uint32
+	more     []uint32 // scopes of groups beyond the fourth
+}
+
+// resolve finds the groups' scopes, without making them.
+func (w *walk) resolve() bool {
+	for g := range w.r.Groups {
+		id, ok := w.c.scopes.lookup(w.r.Groups[g].Scope)
+		if !ok {
+			return false
+		}
+		if g < len(w.scopes) {
+			w.scopes[g] = id
+		} else {
+			w.more = append(w.more, id)
+		}
+	}
+	return true
+}
+
+func (w *walk) scope(g int) uint32 {
+	if g < len(w.scopes) {
+		return w.scopes[g]
+	}
+	return w.more[g-len(w.scopes)]
+}
+
+// has tells whether chunk i of a group is published for all ranks.
+func (w *walk) has(g, i int) bool {
+	c := w.c
+	k := key{hash: w.r.Hashes[i], scope: w.scope(g)}
+	for _, rank := range w.r.Ranks {
+		k.rank = rank
+		id, ok := c.index[k]
+		if !ok {
+			return false
+		}
+		switch c.objects.at(id).state {
+		case published:
+		case filling:
+			if w.pendable {
+				w.blocker = id
+			}
+			return false
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// longest returns the number of chunks that can be served.
+func (w *walk) longest() int {
+	if !w.resolve() {
+		return 0 // a group without any object
+	}
+	// Groups of full attention bound the prefix, from the front.
+	n := len(w.r.Hashes)
+	for g := range w.r.Groups {
+		if w.r.Groups[g].WindowChunks > 0 {
+			continue
+		}
+		for i := range n {
+			if !w.has(g, i) {
+				if w.blocker != nilSlot {
+					return 0
+				}
+				n = i
+				break
+			}
+		}
+	}
+	// Windowed groups need the end of it only: from the back. A gap at chunk i
+	// leaves no candidate between i and the present n.
+	for g := 0; g < len(w.r.Groups); {
+		window := w.r.Groups[g].WindowChunks
+		if window <= 0 {
+			g++
+			continue
+		}
+		gap := -1
+		for i := n - 1; i >= max(0, n-window); i-- {
+			if !w.has(g, i) {
+				gap = i
+				break
+			}
+		}
+		switch {
+		case w.blocker != nilSlot:
+			return 0
+		case gap >= 0:
+			n, g = gap, 0 // shorter: the windows of all groups move
+		default:
+			g++
+		}
+	}
+	return n
+}
+
+// lease takes the holds of a hit of n chunks.
+func (c *Cache) lease(r *LookupRequest, n int) *Lease {
+	readers := min(max(r.Readers, 1), MaxReaders)
+	l := &Lease{
+		c: c, hashes: r.Hashes[:n:n], deadline: c.o.Now().Add(c.o.ReadTTL),
+	}
+	l.groups = append(l.groupBuf[:0], r.Groups...)
+	l.ranks = append(l.rankBuf[:0], r.Ranks...)
+	entries := 0
+	for g := range l.groups {
+		entries += (n - l.first(g)) * len(l.ranks)
+	}
+	l.entries = make([]entry, entries)
+	base := 0
+	for g := range l.groups {
+		first := l.first(g)
+		scope, _ := c.scopes.lookup(l.groups[g].Scope)
+		for _, rank := range l.ranks {
+			for i := first; i < n; i++ {
+				id := c.index[key{r.Hashes[i], scope, rank}]
+				l.entries[base+i-first] = entry{slot: id, gen: c.objects.at(id).gen, left: uint32(readers)}
+				c.hold(id, readers, 0)
+			}
+			base += n - first
+		}
+	}
+	l.left = entries * readers
+	// Last chunk first, all its groups and ranks together.
+	for i := n - 1; i >= 0; i-- {
+		for g := range l.groups {
+			for rank := range l.ranks {
+				if e := l.entry(g, rank, i); e != nil {
+					c.touch(e.slot)
+				}
+			}
+		}
+	}
+	c.leases.push(l)
+	c.n.leaseHolds += int64(l.left)
+	return l
+}
+
+// Touch makes the published objects among the named ones the most recently
+// used, the first chunk the most of all. Others are ignored.
+func (c *Cache) Touch(scope Scope, ranks []uint32, hashes []Hash) {
+	c.mu.Lock()
+	defer c.unlock()
+	id, ok := c.scopes.lookup(scope)
+	if !ok || c.usable() != nil {
+		return
+	}
+	for i := len(hashes) - 1; i >= 0; i-- {
+		for _, rank := range ranks {
+			if o, ok := c.index[key{hashes[i], id, rank}]; ok && c.objects.at(o).state == published {
+				c.touch(o)
+			}
+		}
+	}
+}

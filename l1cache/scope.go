@@ -1,0 +1,53 @@
+package l1cache
+
+// scopes interns scopes: the index holds a small number instead of strings. A
+// number is freed with the last object that has it.
+type scopes struct {
+	ids  map[Scope]uint32
+	list []scopeEntry // by id; 0 is never used
+	free []uint32
+}
+
+type scopeEntry struct {
+	scope Scope
+	refs  int
+}
+
+func newScopes() scopes {
+	return scopes{ids: map[Scope]uint32{}, list: make([]scopeEntry, 1)}
+}
+
+// lookup returns the number of a scope that has objects; it never makes one.
+func (s *scopes) lookup(sc Scope) (uint32, bool) {
+	id, ok := s.ids[sc]
+	return id, ok
+}
+
+// ref returns the scope's number and adds one reference.
+func (s *scopes) ref(sc Scope) uint32 {
+	id, ok := s.ids[sc]
+	if !ok {
+		if n := len(s.free); n > 0 {
+			id = s.free[n-1]
+			s.free = s.free[:n-1]
+		} else {
+			id = uint32(len(s.list))
+			s.list = append(s.list, scopeEntry{})
+		}
+		s.list[id].scope = sc
+		s.ids[sc] = id
+	}
+	s.list[id].refs++
+	return id
+}
+
+func (s *scopes) unref(id uint32) {
+	e := &s.list[id]
+	if e.refs--; e.refs == 0 {
+		delete(s.ids, e.scope)
+		e.scope = Scope{} // drop its strings
+		s.free = append(s.free, id)
+	}
+}
+
+func (s *scopes) of(id uint32) Scope { return s.list[id].scope }
