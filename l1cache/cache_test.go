@@ -40,7 +40,8 @@ func TestStoreAndRead(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotHeld)
 	require.Equal(t, 1, l.Free(nil, 0, 4, 1))
 	st := c.Stats()
-	require.Equal(t, Count{4, 4 * 8192}, st.Resident)
+	require.Equal(t, int64(4), st.Resident)
+	require.Equal(t, int64(4*8192), st.ResidentBytes)
 	require.Zero(t, st.Leases)
 	require.Zero(t, st.Leased)
 }
@@ -56,9 +57,9 @@ func TestWatermarkTurnOfTheReference(t *testing.T) {
 	store(t, c, hashes(900, 1), 262144)
 	require.Equal(t, 8, hit(c, hashes(0, 8)))
 	c.turn()
-	require.Equal(t, int64(27), c.Stats().Resident.Objects)
+	require.Equal(t, int64(27), c.Stats().Resident)
 	c.turn()
-	require.Equal(t, int64(27), c.Stats().Resident.Objects, "below the watermark nothing more happens")
+	require.Equal(t, int64(27), c.Stats().Resident, "below the watermark nothing more happens")
 	require.Equal(t, 2, hit(c, hashes(100, 8)))
 	require.Equal(t, 8, hit(c, hashes(0, 8)))
 	require.Equal(t, 8, hit(c, hashes(200, 8)))
@@ -84,7 +85,7 @@ func TestWriteTTLHandsTheKeyOn(t *testing.T) {
 	for i := range next.Slots() {
 		require.NotEqual(t, old.Slots()[i].Offset, next.Slots()[i].Offset, "the old writer's memory is not handed over")
 	}
-	require.Equal(t, Count{2, 8192}, c.Stats().Quarantined)
+	require.Equal(t, int64(8192), c.Stats().QuarantinedBytes)
 	require.Equal(t, 2, next.Publish(nil))
 	require.Zero(t, old.Publish(nil), "an expired writer publishes nothing")
 	require.Zero(t, c.Stats().Quarantined)

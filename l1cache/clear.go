@@ -46,7 +46,7 @@ func (c *Cache) clearLocked(force bool, fx *effects) int {
 			continue
 		}
 		c.n.evictedObjects[EvictClear]++
-		c.n.evictedBytes[EvictClear] += c.bytesOf(o)
+		c.n.evictedBytes[EvictClear] += uint64(c.bytesOf(o))
 		fx.evict(c.scopes.of(o.scope), EvictClear)
 		c.forget(i, fx)
 		c.count(o, -1)

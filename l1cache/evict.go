@@ -15,9 +15,7 @@ func (c *Cache) makeRoom(ids []uint32, steps uint64, fx *effects) (<-chan struct
 	n := len(ids)
 	if most := uint64(c.capacityBytes()) >> c.shift / steps; uint64(n) > most {
 		c.unassign(ids[:got])
-		c.n.refused[RefusedTooLarge] += uint64(n)
-		return nil, fmt.Errorf("%w: %d objects of %d bytes, but %d bytes hold %d of them: raise --l1-size-gb or lower --chunk-size",
-			ErrTooLarge, n, steps<<c.shift, c.capacityBytes(), most)
+		return nil, c.tooLarge(n, most, steps)
 	}
 	if c.growing {
 		c.unassign(ids[:got])
@@ -64,9 +62,19 @@ func (c *Cache) capacityBytes() int64 {
 	return c.n.totalBytes
 }
 
+func (c *Cache) tooLarge(n int, most, steps uint64) error {
+	c.n.tooLarge += uint64(n)
+	if why := c.o.Arena.Err(); why != nil {
+		return fmt.Errorf("%w: %d objects of %d bytes, but the pool stopped growing at %d bytes, room for %d: %w",
+			ErrTooLarge, n, steps<<c.shift, c.n.totalBytes, most, why)
+	}
+	return fmt.Errorf("%w: %d objects of %d bytes, but %d bytes hold %d of them: raise --l1-size-gb or lower --chunk-size",
+		ErrTooLarge, n, steps<<c.shift, c.capacityBytes(), most)
+}
+
 func (c *Cache) noSpace(n int, steps uint64) error {
-	c.n.refused[RefusedNoSpace] += uint64(n)
-	policy := "wait for their clients, or raise --l1-size-gb"
+	c.n.noSpace += uint64(n)
+	policy := "they come back when their clients are done, or raise --l1-size-gb"
 	if !c.o.Evict {
 		policy = "and eviction is off: use --eviction-policy LRU, clear the cache, or raise --l1-size-gb"
 	}
@@ -259,22 +267,18 @@ func (c *Cache) windowAround(i uint32, steps uint64) (window, bool) {
 			return window{}, false
 		}
 	}
-	for w.low != w.high {
-		spare := total - steps
-		lowSize, highSize := blocks.at(w.low).size, blocks.at(w.high).size
+	for {
+		low, high := blocks.at(w.low), blocks.at(w.high)
 		ageLow, _ := c.age(w.low)
 		ageHigh, _ := c.age(w.high)
-		switch {
-		case lowSize <= spare && (highSize > spare || ageLow >= ageHigh):
-			w.low = blocks.at(w.low).next
-			total -= lowSize
-		case highSize <= spare:
-			w.high = blocks.at(w.high).prev
-			total -= highSize
-		default:
-			spare = 0
-		}
-		if spare == 0 {
+		dropLow, dropHigh := total-low.size >= steps, total-high.size >= steps
+		if dropLow && (!dropHigh || ageLow >= ageHigh) {
+			w.low = low.next
+			total -= low.size
+		} else if dropHigh {
+			w.high = high.prev
+			total -= high.size
+		} else {
 			break
 		}
 	}

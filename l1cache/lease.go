@@ -79,7 +79,7 @@ func (l *Lease) valid(e *entry) bool {
 // living object that were. The lock is held.
 func (l *Lease) unhold(e *entry, n int) int {
 	n = min(n, int(e.left))
-	if n == 0 {
+	if n <= 0 {
 		return 0
 	}
 	e.left -= uint32(n)
@@ -171,7 +171,7 @@ func (l *Lease) rank(rank uint32) int {
 	return -1
 }
 
-// Free drops n holds (clamped to 1..[MaxReaders]) of each object of the chunks
+// Free drops n holds (at most [MaxReaders]) of each object of the chunks
 // [from, to), cut to the hit, of these ranks (nil: all) and all groups. It
 // returns how many holds that were.
 func (l *Lease) Free(ranks []uint32, from, to, n int) int {
@@ -184,7 +184,7 @@ func (l *Lease) Free(ranks []uint32, from, to, n int) int {
 func (l *Lease) freeLocked(ranks []uint32, from, to, n int, fx *effects) int {
 	l.c.mu.Lock()
 	defer l.c.unlock()
-	n = min(max(n, 1), MaxReaders)
+	n = min(n, MaxReaders)
 	if ranks == nil {
 		ranks = l.ranks
 	}

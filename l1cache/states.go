@@ -70,7 +70,7 @@ func (c *Cache) settle(i uint32, fx *effects) {
 func (c *Cache) evict(i uint32, reason EvictReason, fx *effects) {
 	o := c.objects.at(i)
 	c.n.evictedObjects[reason]++
-	c.n.evictedBytes[reason] += c.bytesOf(o)
+	c.n.evictedBytes[reason] += uint64(c.bytesOf(o))
 	fx.evict(c.scopes.of(o.scope), reason)
 	c.forget(i, fx)
 	c.free(i)
@@ -104,7 +104,7 @@ func (c *Cache) unheld(i uint32) {
 const poisonBytes = 64
 
 func (c *Cache) poison(o *object) {
-	if !invariants.Enabled {
+	if !invariants.Enabled || c.closed { // then the arena may be gone
 		return
 	}
 	off, n := c.offsetOf(o), c.bytesOf(o)

@@ -1,27 +1,5 @@
 package l1cache
 
-// RefuseReason says why a reservation was refused.
-type RefuseReason uint8
-
-const (
-	// RefusedNoSpace: too much is held; see [ErrNoSpace].
-	RefusedNoSpace RefuseReason = iota
-	// RefusedTooLarge: larger than the pool; see [ErrTooLarge].
-	RefusedTooLarge
-	numRefuseReasons
-)
-
-// String returns the label used in metrics.
-func (r RefuseReason) String() string {
-	switch r {
-	case RefusedNoSpace:
-		return "no_space"
-	case RefusedTooLarge:
-		return "too_large"
-	}
-	return "unknown"
-}
-
 // counters are kept as things change, so that Stats walks nothing.
 type counters struct {
 	objects                [numStates]int64
@@ -31,29 +9,30 @@ type counters struct {
 	transferObjects        int64 // sum of objects over all transfers
 	totalBytes             int64
 	published              uint64
-	evictedObjects         [numEvictReasons]int64
-	evictedBytes           [numEvictReasons]int64
-	refused                [numRefuseReasons]uint64
+	evictedObjects         [numEvictReasons]uint64
+	evictedBytes           [numEvictReasons]uint64
+	noSpace, tooLarge      uint64
 	expiredWrites          uint64
 	expiredHolds           uint64
 	revokedHolds           uint64
 	turns, turnsTriggered  uint64
 }
 
-// Count is a number of objects and the space they take, rounded up to the
+// Stats is a snapshot of the store. Bytes are space taken, rounded up to the
 // alignment.
-type Count struct {
-	Objects, Bytes int64
-}
-
-// Stats is a snapshot of the store.
 type Stats struct {
-	// Resident objects are published; Reserved and Filling ones are on their
-	// way; Quarantined ones are not in the index, their memory may still be
-	// written to; Orphaned ones were cleared while a transfer reads them.
-	Resident, Reserved, Filling, Quarantined, Orphaned Count
-	// Leased are the resident objects with a hold or in a transfer.
-	Leased Count
+	// Resident objects are published.
+	Resident, ResidentBytes int64
+	// Reserved objects wait for their writer; Filling ones will be published or
+	// given up soon.
+	Reserved, ReservedBytes int64
+	Filling, FillingBytes   int64
+	// Quarantined objects are not in the index; a writer may still touch them.
+	Quarantined, QuarantinedBytes int64
+	// Orphaned objects were cleared while transfers read them.
+	Orphaned, OrphanedBytes int64
+	// Leased are the resident objects that a lease holds or a transfer reads.
+	Leased, LeasedBytes int64
 	// Leases with holds, and the holds they have; TransferObjects counts each
 	// object once per transfer in progress.
 	Leases, LeaseHolds, TransferObjects int64
@@ -65,10 +44,14 @@ type Stats struct {
 	Growing bool
 
 	// Counters since the start, in objects or holds.
-	Published                                 uint64
-	Evicted                                   [numEvictReasons]Count // by EvictReason
-	Refused                                   [numRefuseReasons]uint64
-	ExpiredWrites, ExpiredHolds, RevokedHolds uint64
+	Published             uint64
+	Evicted, EvictedBytes [numEvictReasons]uint64 // by EvictReason
+	// Objects refused with ErrNoSpace and with ErrTooLarge.
+	NoSpace, TooLarge uint64
+	// What ended by its TTL: reserved objects, and holds of leases.
+	ExpiredWrites, ExpiredHolds uint64
+	// RevokedHolds were taken from yielding leases.
+	RevokedHolds uint64
 	// Turns of the background loop, and those that found the pool at or above
 	// the watermark.
 	Turns, TurnsTriggered uint64
@@ -86,20 +69,20 @@ func (s *Stats) Usage() float64 {
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.unlock()
-	of := func(s state) Count { return Count{c.n.objects[s], c.n.bytes[s]} }
-	out := Stats{
-		Resident: of(published), Reserved: of(reserved), Filling: of(filling), Quarantined: of(quarantined), Orphaned: of(orphaned),
-		Leased:       Count{c.n.heldObjects, c.n.heldBytes},
-		Leases:       int64(c.leases.len),
-		LeaseHolds:   c.n.leaseHolds,
-		Reservations: int64(c.writes.len), TransferObjects: c.n.transferObjects, Scopes: int64(len(c.scopes.ids)),
-		UsedBytes: c.usedBytes(), TotalBytes: c.n.totalBytes, ConfiguredBytes: c.o.Arena.SizeBytes(),
-		Growing: c.growing, Published: c.n.published, Refused: c.n.refused,
-		ExpiredWrites: c.n.expiredWrites, ExpiredHolds: c.n.expiredHolds, RevokedHolds: c.n.revokedHolds,
-		Turns: c.n.turns, TurnsTriggered: c.n.turnsTriggered,
+	n := &c.n
+	return Stats{
+		Resident: n.objects[published], ResidentBytes: n.bytes[published],
+		Reserved: n.objects[reserved], ReservedBytes: n.bytes[reserved],
+		Filling: n.objects[filling], FillingBytes: n.bytes[filling],
+		Quarantined: n.objects[quarantined], QuarantinedBytes: n.bytes[quarantined],
+		Orphaned: n.objects[orphaned], OrphanedBytes: n.bytes[orphaned],
+		Leased: n.heldObjects, LeasedBytes: n.heldBytes,
+		Leases: int64(c.leases.len), LeaseHolds: n.leaseHolds, TransferObjects: n.transferObjects,
+		Reservations: int64(c.writes.len), Scopes: int64(len(c.scopes.ids)),
+		UsedBytes: c.usedBytes(), TotalBytes: n.totalBytes, ConfiguredBytes: c.o.Arena.SizeBytes(), Growing: c.growing,
+		Published: n.published, Evicted: n.evictedObjects, EvictedBytes: n.evictedBytes,
+		NoSpace: n.noSpace, TooLarge: n.tooLarge,
+		ExpiredWrites: n.expiredWrites, ExpiredHolds: n.expiredHolds, RevokedHolds: n.revokedHolds,
+		Turns: n.turns, TurnsTriggered: n.turnsTriggered,
 	}
-	for r := range out.Evicted {
-		out.Evicted[r] = Count{c.n.evictedObjects[r], c.n.evictedBytes[r]}
-	}
-	return out
 }

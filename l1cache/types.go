@@ -7,6 +7,9 @@ type Hash = [32]byte
 // interned, and forgotten with its last object.
 type Scope struct {
 	Model, Salt string
+	// Layout names the form of the objects' bytes, where two engines could
+	// register one model in forms that cannot read each other. May be "".
+	Layout string
 	// Group is the object group, 0 for a model with one kind of attention.
 	Group int
 }
