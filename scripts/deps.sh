@@ -65,9 +65,9 @@ install_apt() {
   [ -z "$sudo" ] || get=("$sudo" "${get[@]}")
   say "installing with apt-get: $*"
   # The first try may know the packages already; only if not, the lists are fetched.
-  "${get[@]}" install -y -qq --no-install-recommends "$@" >&2 2>/dev/null && return
-  "${get[@]}" update -qq >&2
-  "${get[@]}" install -y -qq --no-install-recommends "$@" >&2
+  "${get[@]}" install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
+  "${get[@]}" update -qq >/dev/null
+  "${get[@]}" install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
 check_go
