@@ -24,6 +24,12 @@ const (
 	// maxArenaThreads bounds the population: beyond a few threads memory
 	// bandwidth and the kernel's locks are the limit.
 	maxArenaThreads = 8
+	// defaultShmDir is where POSIX shared memory lives on Linux; glibc's shm_open
+	// uses it too.
+	defaultShmDir = "/dev/shm"
+	// defaultLockWait is how long OpenArena waits for the lock of a segment whose
+	// owner may just be dying: the kernel frees the memory first.
+	defaultLockWait = 2 * time.Second
 )
 
 // ArenaOptions configures [OpenArena].
@@ -41,6 +47,12 @@ type ArenaOptions struct {
 	Threads int
 	// Logger: default discards.
 	Logger *slog.Logger
+
+	// For tests: where segments live, how long to wait for the lock of one, and
+	// what the machine has left.
+	shmDir   string
+	lockWait time.Duration
+	headroom func() (freeBytes int64, source string)
 }
 
 // Arena is one span of memory, mapped as a whole at once and made usable piece
@@ -85,6 +97,15 @@ func OpenArena(o ArenaOptions) (*Arena, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.shmDir == "" {
+		o.shmDir = defaultShmDir
+	}
+	if o.lockWait == 0 {
+		o.lockWait = defaultLockWait
+	}
+	if o.headroom == nil {
+		o.headroom = MemoryHeadroom
+	}
 	if o.PieceBytes <= 0 {
 		o.PieceBytes = defaultPieceBytes
 	}
@@ -100,14 +121,14 @@ func OpenArena(o ArenaOptions) (*Arena, error) {
 	if o.ShmName == "" {
 		a.mem, err = mapPrivate(o.SizeBytes)
 	} else {
-		a.seg, a.mem, err = openSegment(o.ShmName, o.SizeBytes)
+		a.seg, a.mem, err = openSegment(o.shmDir, o.ShmName, o.SizeBytes, o.lockWait)
 	}
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel = cancel
-	p := newPopulator(a.mem, a.seg)
+	p := newPopulator(a.mem, a.seg, o.headroom)
 	a.wg.Add(1)
 	go func() {
 		defer a.wg.Done()

@@ -4,19 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// shmDir is where POSIX shared memory lives on Linux; glibc's shm_open uses it too.
-const shmDir = "/dev/shm"
-
-// lockWait is how long openSegment waits for the lock of a segment whose owner
-// may just be dying: the kernel releases it after the memory.
-const lockWait = 2 * time.Second
 
 func mapPrivate(size int64) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
@@ -43,21 +37,21 @@ type segment struct {
 }
 
 // openSegment creates and maps the segment, unlinking a stale one first.
-func openSegment(name string, size int64) (_ *segment, _ []byte, err error) {
+func openSegment(dir, name string, size int64, lockWait time.Duration) (_ *segment, _ []byte, err error) {
 	if name == "" || name == "." || name == ".." || len(name) > 255 || strings.ContainsAny(name, "/\x00") {
 		return nil, nil, fmt.Errorf("l1cache: shared memory name %q must be 1 to 255 bytes without a slash", name)
 	}
-	s := &segment{path: shmDir + "/" + name}
-	if err := unlinkStale(s.path); err != nil {
+	s := &segment{path: filepath.Join(dir, name)}
+	if err := unlinkStale(s.path, lockWait); err != nil {
 		return nil, nil, err
 	}
 	var fs unix.Statfs_t
-	if err := unix.Statfs(shmDir, &fs); err != nil {
-		return nil, nil, fmt.Errorf("l1cache: %s: %w", shmDir, err)
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return nil, nil, fmt.Errorf("l1cache: %s: %w", dir, err)
 	}
 	if free := int64(fs.Bavail) * fs.Bsize; fs.Blocks > 0 && free < size {
 		return nil, nil, fmt.Errorf("%w: %s has %d bytes free, the pool needs %d: enlarge it (docker --shm-size, or an emptyDir of medium Memory) or lower --l1-size-gb",
-			ErrShmTooSmall, shmDir, free, size)
+			ErrShmTooSmall, dir, free, size)
 	}
 	s.file, err = os.OpenFile(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -83,7 +77,7 @@ func openSegment(name string, size int64) (_ *segment, _ []byte, err error) {
 }
 
 // unlinkStale removes a segment that no live server owns.
-func unlinkStale(path string) error {
+func unlinkStale(path string, lockWait time.Duration) error {
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(20 * time.Millisecond) {
 		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 		if errors.Is(err, os.ErrNotExist) {
@@ -129,8 +123,8 @@ type populator struct {
 	headroom func() (int64, string)
 }
 
-func newPopulator(mem []byte, seg *segment) *populator {
-	p := &populator{mem: mem, fd: -1, headroom: MemoryHeadroom}
+func newPopulator(mem []byte, seg *segment, headroom func() (int64, string)) *populator {
+	p := &populator{mem: mem, fd: -1, headroom: headroom}
 	// Advice only: what it cannot do costs speed, not correctness.
 	_ = unix.Madvise(mem, unix.MADV_DONTDUMP)
 	huge := unix.Madvise(mem, unix.MADV_HUGEPAGE) == nil
@@ -175,7 +169,7 @@ func (p *populator) populate(from, to int64) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, unix.EFAULT) && p.fd >= 0:
-			return fmt.Errorf("%w: no pages left in %s", ErrShmTooSmall, shmDir)
+			return p.full()
 		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS):
 			p.noMadv.Store(true) // before Linux 5.14
 		default:
@@ -201,9 +195,13 @@ func (p *populator) allocate(from, to int64) error {
 	case err == nil || errors.Is(err, unix.EOPNOTSUPP):
 		return nil
 	case errors.Is(err, unix.ENOSPC):
-		return fmt.Errorf("%w: %s is full", ErrShmTooSmall, shmDir)
+		return p.full()
 	}
 	return fmt.Errorf("fallocate: %w", err)
+}
+
+func (p *populator) full() error {
+	return fmt.Errorf("%w: its file system is full; the pool stays what it is: enlarge it, remove what else it holds, or lower --l1-size-gb", ErrShmTooSmall)
 }
 
 // discard gives the pages of [from, to) back.

@@ -2,7 +2,10 @@
 
 package l1cache
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // errNotLinux says that the arena knows Linux only; the rest of the package
 // builds elsewhere so that its tests and readers can.
@@ -14,14 +17,16 @@ func (*segment) close() error { return nil }
 
 type populator struct{}
 
-func mapPrivate(int64) ([]byte, error)                    { return nil, errNotLinux }
-func openSegment(string, int64) (*segment, []byte, error) { return nil, nil, errNotLinux }
-func unmap([]byte) error                                  { return nil }
-func newPopulator([]byte, *segment) *populator            { return &populator{} }
-func (*populator) room(int64) error                       { return nil }
-func (*populator) populate(int64, int64) error            { return errNotLinux }
-func (*populator) discard(int64, int64)                   {}
-func (*populator) lowerPriority()                         {}
+func mapPrivate(int64) ([]byte, error) { return nil, errNotLinux }
+func openSegment(string, string, int64, time.Duration) (*segment, []byte, error) {
+	return nil, nil, errNotLinux
+}
+func unmap([]byte) error                                               { return nil }
+func newPopulator([]byte, *segment, func() (int64, string)) *populator { return &populator{} }
+func (*populator) room(int64) error                                    { return nil }
+func (*populator) populate(int64, int64) error                         { return errNotLinux }
+func (*populator) discard(int64, int64)                                {}
+func (*populator) lowerPriority()                                      {}
 
 // MemoryHeadroom is not known here.
 func MemoryHeadroom() (int64, string) { return -1, "" }

@@ -28,7 +28,7 @@ func fakeArena(size int64) *Arena {
 func (a *Arena) growTo(n int64) {
 	a.publish(a.ReadyBytes(), n)
 	if n == a.SizeBytes() {
-		a.finish(newPopulator(nil, nil))
+		a.finish(newPopulator(nil, nil, nil))
 	}
 }
 

@@ -48,10 +48,7 @@ func (l *Lease) Deadline() time.Time { return l.deadline }
 
 // first returns the first chunk that a group holds.
 func (l *Lease) first(g int) int {
-	if w := l.groups[g].WindowChunks; w > 0 {
-		return max(0, len(l.hashes)-w)
-	}
-	return 0
+	return firstChunk(l.groups[g].WindowChunks, len(l.hashes))
 }
 
 // entry returns the share in one object, nil for a chunk before the window.

@@ -30,11 +30,11 @@ const MaxReaders = 128
 // objects and none beyond, and makes them the most recently used, the first
 // chunk the most of all. The lease is nil when n is 0.
 //
-// When the search stops at an object that is being filled and onSettled is not
-// nil, Lookup holds nothing and returns pending: onSettled is called once, by
-// any goroutine, when that object was published or given up; then look up
-// again. It may be called before Lookup returns. With onSettled nil such an
-// object is a miss.
+// When n would be larger if objects that are being filled were published, and
+// onSettled is not nil, Lookup holds nothing and returns pending: onSettled is
+// called once, by any goroutine, when one of these objects was published or
+// given up; then look up again. It may be called before Lookup returns. With
+// onSettled nil they are a miss.
 func (c *Cache) Lookup(r LookupRequest, onSettled func()) (lease *Lease, pending bool) {
 	if len(r.Groups) == 0 || len(r.Ranks) == 0 || len(r.Hashes) == 0 {
 		return nil, false
@@ -44,11 +44,18 @@ func (c *Cache) Lookup(r LookupRequest, onSettled func()) (lease *Lease, pending
 	if c.usable() != nil {
 		return nil, false
 	}
-	w := walk{c: c, r: &r, pendable: onSettled != nil}
+	w := walk{c: c, r: &r}
+	if !w.resolve() {
+		return nil, false // a group without any object
+	}
 	n := w.longest()
-	if w.blocker != nilSlot {
-		c.waiters[w.blocker] = append(c.waiters[w.blocker], onSettled)
-		return nil, true
+	if w.metFilling && onSettled != nil {
+		w.optimistic = true
+		if most := w.longest(); most > n {
+			blocker := w.firstFilling(most)
+			c.waiters[blocker] = append(c.waiters[blocker], onSettled)
+			return nil, true
+		}
 	}
 	if n == 0 {
 		return nil, false
@@ -58,12 +65,12 @@ func (c *Cache) Lookup(r LookupRequest, onSettled func()) (lease *Lease, pending
 
 // walk is the search of one lookup.
 type walk struct {
-	c        *Cache
-	r        *LookupRequest
-	pendable bool
-	blocker  uint32 // the filling object that stopped the search
-	scopes   [4]uint32
-	more     []uint32 // scopes of groups beyond the fourth
+	c          *Cache
+	r          *LookupRequest
+	optimistic bool // take what is being filled for published
+	metFilling bool
+	scopes     [4]uint32
+	more       []uint32 // scopes of groups beyond the fourth
 }
 
 // resolve finds the groups' scopes, without making them.
@@ -102,10 +109,10 @@ func (w *walk) has(g, i int) bool {
 		switch c.objects.at(id).state {
 		case published:
 		case filling:
-			if w.pendable {
-				w.blocker = id
+			w.metFilling = true
+			if !w.optimistic {
+				return false
 			}
-			return false
 		default:
 			return false
 		}
@@ -115,9 +122,6 @@ func (w *walk) has(g, i int) bool {
 
 // longest returns the number of chunks that can be served.
 func (w *walk) longest() int {
-	if !w.resolve() {
-		return 0 // a group without any object
-	}
 	// Groups of full attention bound the prefix, from the front.
 	n := len(w.r.Hashes)
 	for g := range w.r.Groups {
@@ -126,9 +130,6 @@ func (w *walk) longest() int {
 		}
 		for i := range n {
 			if !w.has(g, i) {
-				if w.blocker != nilSlot {
-					return 0
-				}
 				n = i
 				break
 			}
@@ -143,22 +144,42 @@ func (w *walk) longest() int {
 			continue
 		}
 		gap := -1
-		for i := n - 1; i >= max(0, n-window); i-- {
+		for i := n - 1; i >= firstChunk(window, n); i-- {
 			if !w.has(g, i) {
 				gap = i
 				break
 			}
 		}
-		switch {
-		case w.blocker != nilSlot:
-			return 0
-		case gap >= 0:
+		if gap >= 0 {
 			n, g = gap, 0 // shorter: the windows of all groups move
-		default:
+		} else {
 			g++
 		}
 	}
 	return n
+}
+
+// firstFilling returns an object that a hit of n chunks waits for.
+func (w *walk) firstFilling(n int) uint32 {
+	for g := range w.r.Groups {
+		for i := firstChunk(w.r.Groups[g].WindowChunks, n); i < n; i++ {
+			for _, rank := range w.r.Ranks {
+				id := w.c.index[key{w.r.Hashes[i], w.scope(g), rank}]
+				if w.c.objects.at(id).state == filling {
+					return id
+				}
+			}
+		}
+	}
+	panic("l1cache: a lookup waits for no object")
+}
+
+// firstChunk is where the window of a hit of n chunks begins.
+func firstChunk(windowChunks, n int) int {
+	if windowChunks <= 0 {
+		return 0
+	}
+	return max(0, n-windowChunks)
 }
 
 // lease takes the holds of a hit of n chunks.
