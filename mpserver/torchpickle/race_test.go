@@ -1,0 +1,5 @@
+//go:build race
+
+package torchpickle
+
+const raceEnabled = true
