@@ -1,0 +1,275 @@
+package mpserver
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
+)
+
+// request is one message on its way.
+type request struct {
+	client   *client
+	uid      []byte
+	opFrame  []byte // echoed as received
+	op       wire.Op
+	payloads [][]byte
+	size     int // bytes of all payloads
+	row      *operation
+	received time.Time
+	answered atomic.Bool
+}
+
+// reply is what a handler says.
+type reply struct {
+	value  []byte
+	kind   replyKind
+	reason string // of a failure, for the metric and the debug log
+}
+
+type replyKind uint8
+
+const (
+	replyEmpty  replyKind = iota // None: two frames
+	replyValue                   // three frames
+	replyRefuse                  // two frames, the op frame of another operation (wire-protocol 3.1)
+	replyLater                   // the handler has parked the request and will answer itself
+)
+
+func value(v []byte) reply { return reply{kind: replyValue, value: v} }
+
+func (r reply) because(reason string) reply {
+	r.reason = reason
+	return r
+}
+
+var (
+	empty  = reply{kind: replyEmpty}
+	refuse = reply{kind: replyRefuse}
+)
+
+// operation is one row of the table: a new operation is one row and one handler.
+type operation struct {
+	class laneClass
+	// inline: may run on the loop when the frames are small and nothing of
+	// the same client and class waits.
+	inline bool
+	// deadline bounds the way from reception to the start of the handler; the
+	// handler's context carries what is left.
+	deadline time.Duration
+	handle   func(*Server, context.Context, *request) reply
+	// fail is the answer to bad arity, bad payloads, a full queue, a passed
+	// deadline and a panic (wire-protocol 3.1).
+	fail func(*Server, *request) reply
+}
+
+const (
+	// inlineBytes is the largest request that is answered on the loop. Handing
+	// over costs 40-80 % more CPU than answering; parsing this much costs
+	// about 0.1 ms, which is what everybody else then waits.
+	inlineBytes = 64 << 10
+	// Deadlines: a lookup that comes late is a miss, cheaper than waiting; a
+	// retrieve is a promise that the engine depends on.
+	deadlineShort = 10 * time.Second
+	deadlineLong  = 120 * time.Second
+)
+
+// numOps is one more than the largest [wire.Op].
+const numOps = int(wire.OpServerModuleCall) + 1
+
+// table is every operation that a default server registers; whatever is not
+// in it is refused.
+var table = [numOps]operation{
+	wire.OpNoop:                   {laneRequest, true, deadlineShort, handleNoop, failRefuse},
+	wire.OpGetChunkSize:           {laneRequest, true, deadlineShort, handleGetChunkSize, failRefuse},
+	wire.OpGetExperimental:        {laneRequest, true, deadlineShort, handleGetExperimental, failRefuse},
+	wire.OpPing:                   {laneRequest, true, deadlineShort, handlePing, failFalse},
+	wire.OpClear:                  {laneRequest, false, deadlineLong, handleClear, failRefuse},
+	wire.OpReportBlockAllocation:  {laneRequest, true, deadlineShort, handleReportBlockAllocation, failEmpty},
+	wire.OpLookup:                 {laneRequest, true, deadlineShort, handleLookup, failLookup},
+	wire.OpQueryPrefetchStatus:    {laneRequest, true, deadlineShort, handleQueryPrefetchStatus, failZero},
+	wire.OpWaitPrefetchStatus:     {laneRequest, true, deadlineShort, handleWaitPrefetchStatus, failZero},
+	wire.OpFreeLookupLocks:        {laneRequest, true, deadlineLong, handleFreeLookupLocks, failEmpty},
+	wire.OpEndSession:             {laneRequest, true, deadlineLong, handleEndSession, failEmpty},
+	wire.OpRegisterEngineDriven:   {laneTransfer, true, deadlineLong, handleRegisterEngineDriven, failRegister},
+	wire.OpUnregisterEngineDriven: {laneTransfer, true, deadlineLong, handleUnregister, failEmpty},
+	wire.OpPrepareStore:           {laneTransfer, true, deadlineLong, handlePrepareStore, failPrepareStore},
+	wire.OpCommitStore:            {laneTransfer, true, deadlineLong, handleCommitStore, failFalse},
+	wire.OpPrepareRetrieve:        {laneTransfer, true, deadlineLong, handlePrepareRetrieve, failPrepareRetrieve},
+	wire.OpCommitRetrieve:         {laneTransfer, true, deadlineLong, handleCommitRetrieve, failFalse},
+	wire.OpRegisterKVCache:        {laneTransfer, false, deadlineLong, handleRegisterKVCache, failRegister},
+	wire.OpUnregisterKVCache:      {laneTransfer, true, deadlineLong, handleUnregister, failEmpty},
+	wire.OpStore:                  {laneTransfer, true, deadlineLong, handleStore, failStore},
+	wire.OpRetrieve:               {laneTransfer, true, deadlineLong, handleRetrieve, failStore},
+	wire.OpP2PLookupAndLock:       {laneRequest, true, deadlineShort, handleP2PLookup, failP2PLookup},
+	wire.OpP2PQueryLookupResults:  {laneRequest, true, deadlineShort, handleP2PQuery, failEmpty},
+	wire.OpP2PUnlockObjects:       {laneRequest, true, deadlineShort, handleP2PUnlock, failEmpty},
+	wire.OpSubscribeKVEvents:      {laneRequest, true, deadlineShort, handleSubscribeKVEvents, failSubscribe},
+}
+
+func failRefuse(*Server, *request) reply { return refuse }
+func failEmpty(*Server, *request) reply  { return empty }
+func failFalse(*Server, *request) reply  { return value(wire.AppendBool(nil, false)) }
+func failZero(*Server, *request) reply   { return value(wire.AppendInt(nil, 0)) }
+func failStore(*Server, *request) reply  { return value(wire.AppendStoreReply(nil, nil, false)) }
+func failPrepareStore(*Server, *request) reply {
+	return value(wire.AppendPrepareStore(nil, nil, nil, false))
+}
+
+func failPrepareRetrieve(*Server, *request) reply {
+	return value(wire.AppendPrepareRetrieve(nil, false, nil, nil, false))
+}
+
+// accept takes one message off the socket: [identity][uid][op][payload…].
+// Loop goroutine only; the frames are its own, the slice is not.
+func (s *Server) accept(frames [][]byte) {
+	if len(frames) < 3 {
+		s.met.Dropped("short")
+		return
+	}
+	c := s.clients.get(frames[0])
+	if c == nil {
+		return // cannot be: receive has just noted it
+	}
+	if len(frames[2]) == 0 {
+		s.streamControl(c, frames)
+		return
+	}
+	op, err := wire.ParseOp(frames[2])
+	if err != nil {
+		s.met.Dropped("op")
+		return
+	}
+	r := &request{client: c, uid: frames[1], opFrame: frames[2], op: op, received: time.Now()}
+	r.payloads = append(make([][]byte, 0, len(frames)-3), frames[3:]...)
+	for _, p := range r.payloads {
+		r.size += len(p)
+	}
+	s.dispatch(r)
+}
+
+// dispatch answers r on the spot or queues it in its lane.
+func (s *Server) dispatch(r *request) {
+	r.row = s.operation(r.op)
+	if r.row == nil {
+		s.answer(r, refuse.because("unknown_operation"), true)
+		return
+	}
+	if len(r.payloads) != r.op.Arity() {
+		s.answer(r, s.failed(r, "arity"), true)
+		return
+	}
+	if s.draining.Load() {
+		s.answer(r, s.failed(r, "stopping"), true)
+		return
+	}
+	l := &r.client.lanes[r.row.class]
+	if r.row.inline && r.size <= inlineBytes && l.idle() && s.mayInline(r) {
+		s.answer(r, s.execute(r), true)
+		return
+	}
+	ok, ready := l.push(r, s.opt.LaneDepth)
+	if !ok {
+		s.answer(r, s.failed(r, "queue_full"), true)
+		return
+	}
+	if ready {
+		s.lanes.submit(l)
+	}
+}
+
+// operation is the row of op under the transfer mode, nil when it is not served.
+func (s *Server) operation(op wire.Op) *operation {
+	if int(op) >= len(table) || table[op].handle == nil {
+		return nil
+	}
+	switch op {
+	case wire.OpRegisterEngineDriven, wire.OpUnregisterEngineDriven, wire.OpPrepareStore, wire.OpCommitStore, wire.OpPrepareRetrieve, wire.OpCommitRetrieve:
+		if s.opt.TransferMode == TransferLMCacheDriven {
+			return nil
+		}
+	case wire.OpRegisterKVCache, wire.OpUnregisterKVCache, wire.OpStore, wire.OpRetrieve:
+		if s.opt.TransferMode == TransferEngineDriven {
+			return nil
+		}
+	default:
+	}
+	return &table[op]
+}
+
+// mayInline reports whether r cannot block: a store waits for pages while the
+// pool still grows.
+func (s *Server) mayInline(r *request) bool {
+	return r.op != wire.OpPrepareStore || s.arena.ReadyBytes() >= s.arena.SizeBytes()
+}
+
+// runLane is a worker's turn at one request.
+func (s *Server) runLane(r *request) {
+	s.answer(r, s.execute(r), false)
+}
+
+// execute runs the handler of r under its deadline and contains its panics.
+func (s *Server) execute(r *request) (out reply) {
+	left := r.row.deadline - time.Since(r.received)
+	if left <= 0 {
+		return s.failed(r, "deadline")
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			s.met.Panicked(r.op.String())
+			s.log.Error("handler panicked; the request is answered as failed", "component", "mq", "op", r.op.String(), "err", fmt.Sprint(p), "stack", string(debug.Stack()))
+			out = s.failed(r, "panic")
+		}
+	}()
+	return r.row.handle(s, deadlineContext(r.received.Add(r.row.deadline)), r)
+}
+
+// failed is the failure answer of r's operation.
+func (s *Server) failed(r *request, reason string) reply {
+	return r.row.fail(s, r).because(reason)
+}
+
+// answer sends out, from the loop at once or through the outbox.
+func (s *Server) answer(r *request, out reply, onLoop bool) {
+	m := s.counters(r.op)
+	if onLoop {
+		m.Count()
+	} else {
+		m.Done(time.Since(r.received))
+	}
+	if out.reason != "" {
+		m.Failed(out.reason)
+		s.log.Debug("request failed", "component", "mq", "op", r.op.String(), "reason", out.reason, "bytes", r.size)
+	}
+	if out.kind == replyLater || r.answered.Swap(true) {
+		return
+	}
+	o := outgoing{identity: r.client.identity, uid: r.uid, op: r.opFrame}
+	switch out.kind {
+	case replyValue:
+		o.value, o.hasValue = out.value, true
+	case replyRefuse:
+		o.op = wire.RefusalFrame(r.op)
+	default:
+	}
+	if onLoop {
+		s.sendNow(&o)
+		return
+	}
+	s.sock.post(o)
+}
+
+// counters are those of op; operations that are not served share one.
+func (s *Server) counters(op wire.Op) *metrics.Op {
+	if int(op) < len(s.ops) && s.ops[op] != nil {
+		return s.ops[op]
+	}
+	return s.ops[0]
+}
+
+// later answers a request whose handler returned replyLater. Any goroutine.
+func (s *Server) later(r *request, out reply) { s.answer(r, out, false) }

@@ -1,0 +1,324 @@
+package mpserver
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/lmcache-go/lmcache-go/l1cache"
+	"github.com/lmcache-go/lmcache-go/mpserver/hash"
+	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
+	"github.com/lmcache-go/lmcache-go/mpserver/torchpickle"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
+)
+
+// transfer is a decoded PREPARE or COMMIT: a chunk range of one worker.
+type transfer struct {
+	*requestKey
+	instance int64
+	in       *instance // nil when unknown, ill or registered for the other mode
+	from, to int       // chunks
+	hand     handKey
+	rank     uint32
+}
+
+// chunks are the hashes of the range.
+func (t *transfer) chunks() []hash.Digest { return t.prompt.Chunks()[t.from:t.to] }
+
+func (t *transfer) match(scope l1cache.Scope) leaseMatch {
+	return leaseMatch{scope: scope, chunks: t.prompt.Chunks()}
+}
+
+// transfer decodes the key and instance of r. An empty reason means that the
+// range is one the worker may transfer: whole chunks, inside the tokens.
+func (s *Server) transfer(r *request) (t transfer, reason string) {
+	k, err := s.decodeKey(r.payloads[0])
+	if err != nil {
+		return t, "payload"
+	}
+	t.requestKey = k
+	if t.instance, err = wire.DecodeInt(r.payloads[1]); err != nil {
+		return t, "payload"
+	}
+	t.in = s.instances.get(t.instance, true, r.client, time.Now())
+	if t.in == nil {
+		return t, "unknown_instance"
+	}
+	c := s.opt.ChunkSize
+	switch {
+	case !k.HasWorker:
+		return t, "worker"
+	case k.Model != t.in.layout.model || k.WorldSize != t.in.layout.worldSize:
+		return t, "other_model"
+	case k.Start < 0 || k.Start%c != 0 || k.End%c != 0 || k.End > k.TokenCount:
+		return t, "range"
+	}
+	var ok bool
+	if t.rank, ok = wire.KVRank(k.WorldSize, k.WorkerID); !ok {
+		return t, "worker"
+	}
+	t.from, t.to = k.Start/c, max(k.Start, k.End)/c
+	if t.to > len(k.prompt.Chunks()) {
+		return t, "token_range"
+	}
+	t.hand = handKey{requestID: k.RequestID, salt: k.Salt, start: k.Start, end: k.End, worker: k.WorkerID}
+	if t.to > t.from {
+		t.hand.last = k.prompt.Chunks()[t.to-1]
+	}
+	return t, ""
+}
+
+// reserve asks the store for the chunks of t that it lacks.
+func (s *Server) reserve(ctx context.Context, t *transfer, hashes []hash.Digest) (*l1cache.Reservation, error) {
+	g := t.in.layout.groups[0]
+	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, 0), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes})
+	if err != nil {
+		s.met.AllocationFailed(metrics.DuringStore, t.Model, len(hashes))
+	}
+	return res, err
+}
+
+// handlePrepareStore hands the worker slots of the shared pool. Chunks that
+// are resident, or that somebody else is writing, get none: the worker takes
+// them as stored. Without room there is no "slots" key at all: the worker
+// gathers, commits, and hears False, instead of taking the chunks as stored.
+func handlePrepareStore(s *Server, ctx context.Context, r *request) reply {
+	t, reason := s.transfer(r)
+	if reason != "" {
+		return s.failed(r, reason)
+	}
+	if !s.sharesPool() {
+		return value(wire.AppendPrepareStore(nil, nil, nil, false))
+	}
+	nothing := value(wire.AppendPrepareStore(nil, nil, nil, true))
+	t.hand.write = true
+	if t.from == t.to || s.instances.handsFull(t.in, t.hand) {
+		return nothing
+	}
+	res, err := s.reserve(ctx, &t, t.chunks())
+	if err != nil {
+		return s.failed(r, reserveReason(err))
+	}
+	slots := res.Slots()
+	if len(slots) == 0 {
+		res.Release()
+		return nothing
+	}
+	if !s.instances.give(t.in, &hand{key: t.hand, res: res}) {
+		res.Release() // the instance has ended, or an equal request was faster
+		return s.failed(r, "unknown_instance")
+	}
+	g := &t.in.layout.groups[0]
+	out := make([]wire.Slot, len(slots))
+	chunks := make([]int, len(slots))
+	for i, sl := range slots {
+		out[i] = wire.Slot{Offset: sl.Offset, Length: g.sizeBytes, Shape: g.shape, DType: g.dtype.Name}
+		chunks[i] = sl.Chunk
+	}
+	return value(wire.AppendPrepareStore(nil, out, chunks, true))
+}
+
+func reserveReason(err error) string {
+	switch {
+	case errors.Is(err, l1cache.ErrTooLarge):
+		return "too_large"
+	case errors.Is(err, l1cache.ErrNoSpace):
+		return "no_space"
+	case errors.Is(err, l1cache.ErrGrowing):
+		return "pool_growing"
+	}
+	return "reserve"
+}
+
+// handleCommitStore publishes what the worker has written into its slots, or,
+// with data, what its pickle holds.
+func handleCommitStore(s *Server, ctx context.Context, r *request) reply {
+	data, err := wire.DecodeBytes(r.payloads[2])
+	if err != nil {
+		return s.failed(r, "payload")
+	}
+	t, reason := s.transfer(r)
+	if reason != "" && reason != "unknown_instance" {
+		return s.failed(r, reason)
+	}
+	if reason == "unknown_instance" {
+		s.lateCommit(&t, true)
+		return s.failed(r, reason)
+	}
+	t.hand.write = true
+	h, late := s.instances.takeBack(t.instance, t.hand)
+	if late {
+		h.release()
+		return s.failed(r, "late_commit")
+	}
+	if len(data) > 0 {
+		return s.commitPickle(ctx, r, &t, h, data)
+	}
+	if h == nil {
+		return s.failed(r, "not_prepared")
+	}
+	n := h.res.Publish(nil)
+	h.res.Release()
+	if n == 0 {
+		return s.failed(r, "expired")
+	}
+	return value(wire.AppendBool(nil, true))
+}
+
+// lateCommit gives back what a worker had in its hands when it was dropped: it
+// has said that it is done.
+func (s *Server) lateCommit(t *transfer, write bool) {
+	c := s.opt.ChunkSize
+	k := t.requestKey
+	if !k.HasWorker || k.End%c != 0 || k.End <= 0 || k.End/c > len(k.prompt.Chunks()) {
+		return
+	}
+	key := handKey{write: write, requestID: k.RequestID, salt: k.Salt, start: k.Start, end: k.End, worker: k.WorkerID, last: k.prompt.Chunks()[k.End/c-1]}
+	if h, _ := s.instances.takeBack(t.instance, key); h != nil {
+		h.release()
+	}
+}
+
+// commitPickle stores the tensors of an inline COMMIT_STORE: into the slots
+// that a PREPARE has reserved (h, may be nil), and into new ones. It is true
+// when everything that was reserved was written; good chunks are kept beside
+// bad ones.
+func (s *Server) commitPickle(ctx context.Context, r *request, t *transfer, h *hand, data []byte) reply {
+	var parts []*l1cache.Reservation
+	defer func() {
+		for _, p := range parts {
+			p.Release()
+		}
+	}()
+	if h != nil {
+		parts = append(parts, h.res)
+	}
+	tensors, err := torchpickle.Parse(data)
+	if err != nil {
+		s.log.Warn("the pickle of a store cannot be read", "component", "mq", "instance_id", t.instance, "bytes", len(data), "err", err)
+		return s.failed(r, "pickle")
+	}
+	good, why := true, "shape"
+	if t.to > t.from { // what the prepared slots do not cover
+		res, err := s.reserve(ctx, t, t.chunks())
+		if err != nil {
+			good, why = false, reserveReason(err)
+		} else {
+			parts = append(parts, res)
+		}
+	}
+	for _, p := range parts {
+		p.BeginFill()
+		keep := s.fill(p, &t.in.layout.groups[0], tensors)
+		published := p.Publish(keep)
+		good = good && published == len(keep) && !slices.Contains(keep, false)
+	}
+	if !good {
+		return s.failed(r, why)
+	}
+	return value(wire.AppendBool(nil, true))
+}
+
+// fill copies the tensors of a pickle into the slots of p and says which fit.
+func (s *Server) fill(p *l1cache.Reservation, g *groupLayout, tensors []torchpickle.Tensor) []bool {
+	pool := s.arena.Bytes()
+	slots := p.Slots()
+	keep := make([]bool, len(slots))
+	for i, sl := range slots {
+		if sl.Chunk >= len(tensors) {
+			continue
+		}
+		x := &tensors[sl.Chunk]
+		if x.DType.Name != g.dtype.Name || !slices.Equal(x.Shape, g.shape) {
+			continue
+		}
+		keep[i] = x.CopyTo(pool[sl.Offset:sl.Offset+g.sizeBytes]) == nil
+	}
+	return keep
+}
+
+// handlePrepareRetrieve hands out the chunks of a hit: slots of the shared
+// pool that stay as they are until COMMIT_RETRIEVE, or a pickle.
+func handlePrepareRetrieve(s *Server, _ context.Context, r *request) reply {
+	t, reason := s.transfer(r)
+	if reason != "" {
+		return s.failed(r, reason)
+	}
+	if t.from == t.to {
+		return s.failed(r, "range")
+	}
+	lay := t.in.layout
+	g := &lay.groups[0]
+	tr := s.instances.shareRead(t.in, t.hand)
+	if tr == nil {
+		var err error
+		tr, err = s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), t.rank, t.from, t.to, time.Now())
+		if err != nil {
+			s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.to-t.from)
+			return s.failed(r, "not_held")
+		}
+		for _, o := range tr.Objects() {
+			if o.Length != g.sizeBytes {
+				tr.Done()
+				return s.failed(r, "object_size")
+			}
+		}
+		if !s.sharesPool() {
+			defer tr.Done()
+			return s.retrievePickle(r, g, tr)
+		}
+		if !s.instances.give(t.in, &hand{key: t.hand, tr: tr, reads: 1}) {
+			// The instance has ended meanwhile, or an equal request was faster.
+			tr.Done()
+			return s.failed(r, "unknown_instance")
+		}
+	}
+	objects := tr.Objects()
+	out := make([]wire.Slot, len(objects))
+	for i, o := range objects {
+		out[i] = wire.Slot{Offset: o.Offset, Length: g.sizeBytes, Shape: g.shape, DType: g.dtype.Name}
+	}
+	return value(wire.AppendPrepareRetrieve(nil, true, nil, out, true))
+}
+
+// retrievePickle answers a hit with the bytes themselves.
+func (s *Server) retrievePickle(r *request, g *groupLayout, tr *l1cache.Transfer) reply {
+	enc, err := torchpickle.NewEncoder(g.dtype, g.shape)
+	if err != nil {
+		return s.failed(r, "pickle")
+	}
+	pool := s.arena.Bytes()
+	objects := tr.Objects()
+	chunks := make([][]byte, len(objects))
+	for i, o := range objects {
+		chunks[i] = pool[o.Offset : o.Offset+g.sizeBytes]
+	}
+	size := enc.Size(len(chunks))
+	if size > maxFrameBytes-1024 {
+		return s.failed(r, "too_large")
+	}
+	out := wire.AppendPrepareRetrieveHead(make([]byte, 0, size+256), true, size)
+	out = enc.Append(out, chunks)
+	return value(wire.AppendPrepareRetrieveTail(out))
+}
+
+// handleCommitRetrieve ends a read of the shared pool. It is true also when
+// nothing was prepared: the worker has its bytes, or knows that it has not.
+func handleCommitRetrieve(s *Server, _ context.Context, r *request) reply {
+	t, reason := s.transfer(r)
+	switch reason {
+	case "":
+	case "payload":
+		return s.failed(r, reason)
+	case "unknown_instance":
+		s.lateCommit(&t, false)
+		return s.failed(r, reason)
+	default:
+		return value(wire.AppendBool(nil, true))
+	}
+	if h, _ := s.instances.takeBack(t.instance, t.hand); h != nil {
+		h.release()
+	}
+	return value(wire.AppendBool(nil, true))
+}

@@ -1,0 +1,41 @@
+package mpserver
+
+import "time"
+
+// sweepEvery is how often what clients left behind is looked at: a client that
+// is gone is released within Options.ConnectionGrace and this.
+const sweepEvery = time.Second
+
+// housekeeping ends what has run out: leases, sessions, silent workers, and
+// what belonged to connections that have ended.
+func (s *Server) housekeeping(stop <-chan struct{}) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case now := <-tick.C:
+			s.sweep(now)
+		}
+	}
+}
+
+func (s *Server) sweep(now time.Time) {
+	for _, r := range s.instances.sweep(now, &s.opt) {
+		s.met.InstanceEvent(r.reason)
+		s.log.Warn("dropped a worker; if it lives, its next heartbeat tells it to register again", "component", "mq",
+			"instance_id", r.id, "model", r.model, "reason", r.reason, "silent", r.silent.Round(time.Millisecond), "in_its_hands", r.hands)
+	}
+	rep := s.sessions.sweep(now, s.opt.ConnectionGrace)
+	s.tell(rep.waiters, 0)
+	if rep.expiredLeases > 0 {
+		s.met.LeaseExpired("read", rep.expiredLeases)
+		s.log.Warn("hits expired before anybody retrieved or freed them: the engine queues longer than --l1-read-ttl-seconds, or has lost the requests",
+			"component", "l1", "lookups", rep.expiredLeases, "ttl", s.opt.L1.ReadTTL)
+	}
+	if rep.expiredSessions > 0 {
+		s.log.Warn("sessions expired without END_SESSION", "component", "mq", "sessions", rep.expiredSessions, "ttl", s.opt.SessionTTL)
+	}
+	s.clients.sweep(s.opt.ConnectionGrace, now)
+}

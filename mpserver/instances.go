@@ -1,0 +1,367 @@
+package mpserver
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/lmcache-go/lmcache-go/l1cache"
+	"github.com/lmcache-go/lmcache-go/mpserver/hash"
+)
+
+const (
+	// maxInstances bounds registered workers; a node has a few dozen.
+	maxInstances = 4096
+	// maxStrangers bounds the unknown ids whose PING was answered False once.
+	maxStrangers = 4096
+)
+
+// instance is a registered worker. All fields but those set at registration
+// are guarded by instances.mu.
+type instance struct {
+	id         int64
+	layout     *layout
+	engine     bool // engine-driven: the worker copies
+	ill        bool // its registration could not be served (--on-register-failure degrade)
+	registered time.Time
+
+	conn     *client // who spoke for it last
+	lastSeen time.Time
+	pinged   bool
+	lastErr  string
+	hands    map[handKey]*hand
+}
+
+// handKey names what a worker has in its hands between PREPARE and COMMIT. The
+// reference keys it without request id and last hash, and then mixes up two
+// equal requests in flight.
+type handKey struct {
+	write      bool
+	requestID  string
+	salt       string
+	start, end int
+	worker     int
+	last       hash.Digest // chain hash of the range's last chunk
+}
+
+// hand is memory of the pool that a worker writes or reads itself.
+type hand struct {
+	key handKey
+	res *l1cache.Reservation // of a write
+	tr  *l1cache.Transfer    // of a read
+	// reads counts equal PREPARE_RETRIEVEs in flight: each is committed.
+	reads int
+}
+
+// modelKey names a layout.
+type modelKey struct {
+	model     string
+	worldSize int
+}
+
+// modelEntry is a registered layout and how many instances use it.
+type modelEntry struct {
+	layout *layout
+	refs   int
+	ill    int // refs of ill instances: while there is one, lookups count 0
+}
+
+// limboKey is what a late COMMIT names.
+type limboKey struct {
+	instance int64
+	key      handKey
+}
+
+// limboEntry is a slot of an instance that was dropped while its process may
+// still write there.
+type limboEntry struct {
+	conn *client
+	hand *hand
+}
+
+// instances is the table of workers and of the layouts that they registered.
+type instances struct {
+	mu        sync.Mutex
+	byID      map[int64]*instance             // guarded by mu
+	models    map[modelKey]*modelEntry        // guarded by mu
+	strangers *simplelru.LRU[int64, struct{}] // guarded by mu: unknown ids that were told False
+	limbo     map[limboKey]limboEntry         // guarded by mu
+}
+
+func newInstances() *instances {
+	t := &instances{byID: map[int64]*instance{}, models: map[modelKey]*modelEntry{}, limbo: map[limboKey]limboEntry{}}
+	t.strangers, _ = simplelru.NewLRU[int64, struct{}](maxStrangers, nil)
+	return t
+}
+
+// Errors of a registration.
+var (
+	errTooManyInstances = errors.New("too many registered workers")
+	errLayoutConflict   = errors.New("another worker of this model and world size has registered a different KV layout")
+)
+
+// register adds in, or refreshes the known instance of the same id. A known id
+// with another layout is the same process starting over: what it had in its
+// hands goes into limbo.
+func (t *instances) register(in *instance, now time.Time) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.strangers.Remove(in.id)
+	mk := modelKey{in.layout.model, in.layout.worldSize}
+	if old := t.byID[in.id]; old != nil {
+		if old.layout.same(in.layout) && old.engine == in.engine && !old.ill && !in.ill {
+			old.conn, old.lastSeen = in.conn, now
+			return nil
+		}
+		t.drop(old, true)
+	}
+	if len(t.byID) >= maxInstances {
+		return fmt.Errorf("%w (%d): unregister some or restart the server", errTooManyInstances, maxInstances)
+	}
+	e := t.models[mk]
+	if e != nil && !in.ill && e.refs > e.ill && !e.layout.same(in.layout) {
+		return fmt.Errorf("%w: registered is %s, this worker has %s: give one of the engines another model name, or its own server", errLayoutConflict, e.layout.desc, in.layout.desc)
+	}
+	if e == nil {
+		e = &modelEntry{}
+		t.models[mk] = e
+	}
+	e.refs++
+	if in.ill {
+		e.ill++
+	} else {
+		e.layout = in.layout
+	}
+	in.registered, in.lastSeen = now, now
+	in.hands = map[handKey]*hand{}
+	t.byID[in.id] = in
+	return nil
+}
+
+// drop removes in. mayWrite says that its process may still use the slots in
+// its hands: they go into limbo, and otherwise their memory returns at once.
+// mu is held.
+func (t *instances) drop(in *instance, mayWrite bool) {
+	delete(t.byID, in.id)
+	t.strangers.Remove(in.id)
+	mk := modelKey{in.layout.model, in.layout.worldSize}
+	if e := t.models[mk]; e != nil {
+		e.refs--
+		if in.ill {
+			e.ill--
+		}
+		if e.refs == 0 {
+			delete(t.models, mk)
+		}
+	}
+	for k, h := range in.hands {
+		if !mayWrite {
+			h.release()
+			continue
+		}
+		if h.res != nil {
+			h.res.Quarantine()
+		}
+		t.limbo[limboKey{in.id, k}] = limboEntry{conn: in.conn, hand: h}
+	}
+	in.hands = nil
+}
+
+// release ends a hand: nobody uses its memory any more.
+func (h *hand) release() {
+	if h.res != nil {
+		h.res.Release()
+	}
+	if h.tr != nil {
+		h.tr.Done()
+	}
+}
+
+// unregister removes id; false when it was unknown.
+func (t *instances) unregister(id int64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	in := t.byID[id]
+	if in == nil {
+		return false
+	}
+	t.drop(in, false)
+	return true
+}
+
+// armPing makes the next PING of id hear False, after a registration that failed.
+func (t *instances) armPing(id int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.strangers.Remove(id)
+}
+
+// ping notes a heartbeat and is its answer: False once for an id that is not
+// registered (or ill), so that the unmodified worker registers again.
+func (t *instances) ping(id int64, c *client, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if in := t.byID[id]; in != nil {
+		in.conn, in.lastSeen, in.pinged = c, now, true
+		if !in.ill {
+			return true
+		}
+	}
+	if t.strangers.Contains(id) {
+		return true
+	}
+	t.strangers.Add(id, struct{}{})
+	return false
+}
+
+// get returns the instance of id for a transfer and notes that it lives; nil
+// when it is unknown, ill, or of the other transfer mode.
+func (t *instances) get(id int64, engine bool, c *client, now time.Time) *instance {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	in := t.byID[id]
+	if in == nil {
+		return nil
+	}
+	in.conn, in.lastSeen = c, now
+	if in.ill || in.engine != engine {
+		return nil
+	}
+	return in
+}
+
+// model returns the layout registered for a pair, nil when there is none to
+// serve; ill reports that a worker of the pair could not be served.
+func (t *instances) model(model string, worldSize int) (l *layout, ill bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.models[modelKey{model, worldSize}]
+	if e == nil {
+		return nil, false
+	}
+	if e.ill > 0 {
+		return nil, true
+	}
+	return e.layout, false
+}
+
+// handsFull reports whether in already has k in its hands, or a slot of that
+// name lies in limbo: reserving again would make its commit ambiguous.
+func (t *instances) handsFull(in *instance, k handKey) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, limbo := t.limbo[limboKey{in.id, k}]
+	return limbo || in.hands[k] != nil || in.hands == nil
+}
+
+// give puts h into the hands of in; false when in has ended meanwhile (the
+// caller keeps h) or k is there already.
+func (t *instances) give(in *instance, h *hand) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if in.hands == nil || in.hands[h.key] != nil {
+		return false
+	}
+	in.hands[h.key] = h
+	return true
+}
+
+// shareRead counts one more equal PREPARE_RETRIEVE in flight and returns what
+// the first one got; nil when there is none.
+func (t *instances) shareRead(in *instance, k handKey) *l1cache.Transfer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := in.hands[k]
+	if h == nil || h.tr == nil {
+		return nil
+	}
+	h.reads++
+	return h.tr
+}
+
+// takeBack removes k from the hands of instance id. late reports that it lay
+// in limbo: its bytes must not be published.
+func (t *instances) takeBack(id int64, k handKey) (h *hand, late bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if in := t.byID[id]; in != nil {
+		if h = in.hands[k]; h != nil {
+			if h.reads > 1 {
+				h.reads--
+				return nil, false
+			}
+			delete(in.hands, k)
+			return h, false
+		}
+	}
+	lk := limboKey{id, k}
+	if e, ok := t.limbo[lk]; ok {
+		delete(t.limbo, lk)
+		return e.hand, true
+	}
+	return nil, false
+}
+
+// reaped is an instance that a sweep dropped.
+type reaped struct {
+	id     int64
+	model  string
+	reason string
+	silent time.Duration
+	hands  int
+}
+
+// sweep drops silent workers and those whose connection has ended, moves
+// expired reservations out of others' way, and gives back what lay in limbo
+// for connections that have ended.
+func (t *instances) sweep(now time.Time, o *Options) (out []reaped) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k, e := range t.limbo {
+		if e.conn == nil || e.conn.goneFor(o.ConnectionGrace, now) {
+			e.hand.release()
+			delete(t.limbo, k)
+		}
+	}
+	for _, in := range t.byID {
+		silent := now.Sub(in.lastSeen)
+		budget := o.WorkerRegistrationGrace
+		if in.pinged {
+			budget = o.WorkerReapTimeout
+		}
+		r := reaped{id: in.id, model: in.layout.model, silent: silent, hands: len(in.hands)}
+		switch {
+		case in.conn != nil && in.conn.goneFor(o.ConnectionGrace, now):
+			r.reason = "connection_gone"
+			t.drop(in, false)
+		case o.WorkerReapTimeout > 0 && silent > budget:
+			r.reason = "silent"
+			t.drop(in, true)
+		default:
+			for _, h := range in.hands {
+				if h.res != nil && h.res.Expired() {
+					h.res.Quarantine()
+				}
+			}
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// close gives everything back: no client is served any more.
+func (t *instances) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, in := range t.byID {
+		t.drop(in, false)
+	}
+	for k, e := range t.limbo {
+		e.hand.release()
+		delete(t.limbo, k)
+	}
+}

@@ -1,0 +1,243 @@
+package mpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lmcache-go/lmcache-go/l1cache"
+	"github.com/lmcache-go/lmcache-go/mpserver/hash"
+	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
+)
+
+// Server is one MP cache server. Make it with [New], start it with
+// [Server.Run]; Run returns when its context ends and everything is released.
+type Server struct {
+	opt    Options
+	log    *slog.Logger
+	start  time.Time
+	arena  *l1cache.Arena
+	cache  *l1cache.Cache
+	hasher *hash.Hasher
+	met    *metrics.Metrics
+	ops    [numOps]*metrics.Op // counters of each operation; 0 is whatever is not served
+
+	sock      *transport
+	lanes     *pool
+	clients   *clients
+	instances *instances
+	sessions  *sessions
+	peers     p2pTasks
+	http      *httpServer
+	health    health
+	tasks     taskGroup
+
+	// draining: the server stops; new requests hear their failure.
+	draining  atomic.Bool
+	loopEnded atomic.Bool
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// New checks o, binds both sockets and maps the pool; its pages are populated
+// in the background. The server answers once [Server.Run] is called. Whoever
+// does not call Run must call [Server.Close].
+func New(o Options) (*Server, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	o.setDefaults()
+	s := &Server{opt: o, log: o.Logger, start: time.Now()}
+	var err error
+	if s.hasher, err = hash.New(hash.Options{Algorithm: o.HashAlgorithm, ChunkSize: o.ChunkSize, CacheBytes: o.PromptCacheBytes, PythonHashSeed: o.PythonHashSeed}); err != nil {
+		return nil, err
+	}
+	s.met = metrics.New(metrics.Options{InstanceID: o.InstanceID, Version: o.Version})
+	for op := range s.ops {
+		if name := wire.Op(op).String(); table[op].handle != nil || op == 0 {
+			s.ops[op] = s.met.Op(name)
+		}
+	}
+	defer func() {
+		if err != nil {
+			_ = s.Close()
+		}
+	}()
+	// Sockets first: a busy port is the commonest mistake and must be told
+	// before gigabytes are mapped.
+	if s.sock, err = newTransport(o); err != nil {
+		return nil, err
+	}
+	if o.HTTPPort >= 0 {
+		if s.http, err = listenHTTP(s); err != nil {
+			return nil, err
+		}
+	}
+	name := o.L1.segmentName()
+	s.arena, err = l1cache.OpenArena(l1cache.ArenaOptions{ShmName: name, SizeBytes: o.L1.SizeBytes, Logger: o.Logger.With("component", "l1")})
+	if err != nil {
+		err = fmt.Errorf("map the L1 pool of %d bytes: %w", o.L1.SizeBytes, err)
+		return nil, err
+	}
+	s.cache, err = l1cache.New(l1cache.Options{
+		Arena: s.arena, AlignBytes: o.L1.AlignBytes,
+		Evict: o.L1.EvictionPolicy == EvictLRU, TriggerWatermark: o.L1.TriggerWatermark, EvictionRatio: o.L1.EvictionRatio,
+		WriteTTL: o.L1.WriteTTL, ReadTTL: o.L1.ReadTTL,
+		Logger: o.Logger.With("component", "l1"), Observer: cacheObserver{s.met},
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.clients = newClients()
+	s.instances = newInstances()
+	s.sessions = newSessions(s.cache, o)
+	s.lanes = newPool(o.workers(), s.runLane)
+	s.met.SetGauges(s.gauges)
+	return s, nil
+}
+
+// segmentName is the name under /dev/shm, "" for a private pool.
+func (o L1Options) segmentName() string {
+	name := strings.TrimLeft(o.ShmName, "/")
+	if name == "" || strings.HasPrefix(name, shmPrefix) {
+		return name
+	}
+	return shmPrefix + name
+}
+
+// sharesPool reports whether engine-driven clients copy through the shared
+// segment; otherwise they send pickles.
+func (s *Server) sharesPool() bool { return s.arena.ShmName() != "" }
+
+// Addr is the endpoint of the request socket, as in "tcp://127.0.0.1:6555".
+func (s *Server) Addr() string { return s.sock.endpoint }
+
+// HTTPAddr is "host:port" of the HTTP surface, "" when there is none.
+func (s *Server) HTTPAddr() string {
+	if s.http == nil {
+		return ""
+	}
+	return s.http.addr()
+}
+
+// Run serves until ctx ends, then drains within Options.DrainTimeout and
+// releases everything. It returns nil after an orderly stop.
+func (s *Server) Run(ctx context.Context) error {
+	s.health.started(time.Now())
+	s.tasks.run("request loop", s.loop)
+	s.tasks.run("housekeeping", s.housekeeping)
+	s.tasks.run("probe", s.probe)
+	s.lanes.start()
+	if s.http != nil {
+		s.tasks.run("http", s.http.serve)
+	}
+	s.log.Info("ready", "addr", s.Addr(), "http", s.HTTPAddr(), "chunk_size", s.opt.ChunkSize,
+		"l1_bytes", s.opt.L1.SizeBytes, "shm", s.arena.ShmName(), "dur", time.Since(s.start).Round(time.Microsecond))
+	<-ctx.Done()
+	begin := time.Now()
+	s.draining.Store(true)
+	s.log.Info("stopping", "deadline", s.opt.DrainTimeout)
+	err := s.Close()
+	s.log.Info("stopped", "dur", time.Since(begin).Round(time.Microsecond))
+	return err
+}
+
+// Close stops the server and releases its memory, sockets and segment. It is
+// what Run does at its end; calling it again does nothing.
+func (s *Server) Close() error {
+	s.closeOnce.Do(func() { s.closeErr = s.shutdown() })
+	return s.closeErr
+}
+
+func (s *Server) shutdown() error {
+	s.draining.Store(true)
+	var errs []error
+	ctx, cancel := context.WithTimeout(context.Background(), s.opt.DrainTimeout)
+	defer cancel()
+	if s.http != nil {
+		errs = append(errs, s.http.shutdown(ctx))
+	}
+	if s.lanes != nil {
+		if !s.lanes.drain(ctx) {
+			errs = append(errs, fmt.Errorf("requests still running after %s were abandoned", s.opt.DrainTimeout))
+		}
+	}
+	if s.sessions != nil {
+		s.sessions.close()
+	}
+	s.tasks.stop()
+	if s.sock != nil {
+		s.sock.stop()
+	}
+	s.tasks.wait()
+	if s.sock != nil {
+		errs = append(errs, s.sock.close())
+	}
+	if s.instances != nil {
+		s.instances.close()
+	}
+	if s.cache != nil {
+		errs = append(errs, s.cache.Close())
+	}
+	if s.arena != nil {
+		errs = append(errs, s.arena.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// taskGroup runs the long-lived goroutines of a server and knows when one has
+// ended that should not have.
+type taskGroup struct {
+	wg      sync.WaitGroup
+	once    sync.Once
+	stopped chan struct{}
+	mu      sync.Mutex
+	ended   string // guarded by mu: the first goroutine that ended before stop
+}
+
+func (g *taskGroup) done() chan struct{} {
+	g.once.Do(func() { g.stopped = make(chan struct{}) })
+	return g.stopped
+}
+
+// run starts fn, which must return soon after stop is closed.
+func (g *taskGroup) run(name string, fn func(stop <-chan struct{})) {
+	stop := g.done()
+	g.wg.Go(func() {
+		defer func() {
+			select {
+			case <-stop:
+			default:
+				g.mu.Lock()
+				if g.ended == "" {
+					g.ended = name
+				}
+				g.mu.Unlock()
+			}
+		}()
+		fn(stop)
+	})
+}
+
+// dead is the name of a goroutine that has ended too early, "" if none has.
+func (g *taskGroup) dead() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.ended
+}
+
+func (g *taskGroup) stop() {
+	select {
+	case <-g.done():
+	default:
+		close(g.stopped)
+	}
+}
+
+func (g *taskGroup) wait() { g.wg.Wait() }

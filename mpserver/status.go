@@ -1,0 +1,137 @@
+package mpserver
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/lmcache-go/lmcache-go/l1cache"
+	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
+	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
+)
+
+// Status is the tree of GET /status. It reads counters; it walks nothing but
+// the registered workers.
+func (s *Server) Status() httpapi.Status {
+	ok, reason := s.Health()
+	st := s.cache.Stats()
+	staged := st.Reserved + st.Filling
+	l1 := httpapi.L1Manager{
+		IsHealthy:             s.cache.Alive(),
+		TotalObjectCount:      int(st.Resident + staged),
+		WriteLockedCount:      int(staged),
+		ReadLockedCount:       int(st.Leased),
+		StagingObjectCount:    int(staged),
+		StagingBytes:          st.ReservedBytes + st.FillingBytes,
+		MemoryUsedBytes:       st.UsedBytes,
+		MemoryTotalBytes:      st.TotalBytes,
+		MemoryConfiguredBytes: st.ConfiguredBytes,
+		WriteTTLSeconds:       int(s.opt.L1.WriteTTL.Seconds()),
+		ReadTTLSeconds:        int(s.opt.L1.ReadTTL.Seconds()),
+	}
+	evict := httpapi.EvictionController{
+		IsHealthy: s.cache.Alive(), ThreadAlive: s.cache.Alive(), EvictionPolicy: string(s.opt.L1.EvictionPolicy),
+		TriggerWatermark: httpapi.Float(s.opt.L1.TriggerWatermark), EvictionRatio: httpapi.Float(s.opt.L1.EvictionRatio),
+	}
+	out := httpapi.NewStatus(httpapi.NewStorageManager(l1, evict))
+	out.IsHealthy = ok
+	out.ChunkSize = s.opt.ChunkSize
+	out.HashAlgorithm = s.opt.HashAlgorithm
+	out.ActiveSessions, out.ActivePrefetchJobs = s.sessions.counts()
+	out.ActiveP2PLookupJobs = s.peers.len()
+	out.KVEvents.Incarnation = s.start.UnixNano()
+	out.WorkerLiveness = httpapi.WorkerLiveness{
+		Enabled:                  s.opt.WorkerReapTimeout > 0,
+		ReapTimeoutSeconds:       httpapi.Float(max(0, s.opt.WorkerReapTimeout.Seconds())),
+		RegistrationGraceSeconds: httpapi.Float(s.opt.WorkerRegistrationGrace.Seconds()),
+	}
+	out.Go.Version, out.Go.InstanceID = s.opt.Version, s.opt.InstanceID
+	out.Go.UptimeSeconds = httpapi.Float(time.Since(s.start).Seconds())
+	out.Go.UnhealthyReason = reason
+	out.Go.ShmName = s.arena.ShmName()
+	out.Go.QueuedRequests = s.clients.queued()
+	out.Go.L1 = goL1(st)
+	s.describeInstances(&out)
+	return out
+}
+
+func goL1(st l1cache.Stats) httpapi.GoL1Status {
+	g := httpapi.GoL1Status{
+		ResidentObjects: st.Resident, ReservedObjects: st.Reserved, FillingObjects: st.Filling,
+		QuarantinedObjects: st.Quarantined + st.Orphaned, QuarantinedBytes: st.QuarantinedBytes + st.OrphanedBytes,
+		LeasedObjects: st.Leased, NoSpaceRefusals: int64(st.NoSpace + st.TooLarge), EvictedChunks: map[string]int64{},
+	}
+	for r, n := range st.Evicted {
+		g.EvictedChunks[l1cache.EvictReason(r).String()] = int64(n)
+	}
+	return g
+}
+
+// describeInstances fills in the registered workers, by transfer mode as the
+// reference does.
+func (s *Server) describeInstances(out *httpapi.Status) {
+	if s.opt.TransferMode != TransferEngineDriven {
+		out.RegisteredGPUIDs, out.CacheContextMeta = []int64{}, map[string]httpapi.CacheContextMeta{}
+	}
+	if s.opt.TransferMode != TransferLMCacheDriven {
+		out.RegisteredNonCUDAInstanceIDs, out.NonCUDAContextMeta = []int64{}, map[string]httpapi.NonCUDAContextMeta{}
+	}
+	now := time.Now()
+	t := s.instances
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out.WorkerLiveness.TrackedInstances = len(t.byID)
+	for id, in := range t.byID {
+		g := httpapi.Instance{
+			InstanceID: id, ModelName: in.layout.model, Transport: "pickle", State: "alive",
+			AgeSeconds: httpapi.Float(now.Sub(in.registered).Seconds()), SilentSeconds: httpapi.Float(now.Sub(in.lastSeen).Seconds()),
+			PendingTransfers: len(in.hands),
+		}
+		if s.sharesPool() {
+			g.Transport = "shm"
+		}
+		switch {
+		case in.ill:
+			g.State = "ill: " + in.lastErr
+		case in.conn != nil && in.conn.isGone():
+			g.State = "disconnected"
+		default:
+		}
+		out.Go.Instances = append(out.Go.Instances, g)
+		if in.engine && out.NonCUDAContextMeta != nil {
+			out.RegisteredNonCUDAInstanceIDs = append(out.RegisteredNonCUDAInstanceIDs, id)
+			out.NonCUDAContextMeta[strconv.FormatInt(id, 10)] = httpapi.NonCUDAContextMeta{
+				ModelName: in.layout.model, WorldSize: in.layout.worldSize, BlockSize: in.layout.blockSize, UseMLA: in.layout.useMLA,
+			}
+		}
+	}
+	slices.Sort(out.RegisteredNonCUDAInstanceIDs)
+	slices.SortFunc(out.Go.Instances, func(a, b httpapi.Instance) int { return int(min(1, max(-1, a.InstanceID-b.InstanceID))) })
+}
+
+// gauges is the state that a scrape reads.
+func (s *Server) gauges() metrics.Gauges {
+	ok, _ := s.Health()
+	st := s.cache.Stats()
+	active, jobs := s.sessions.counts()
+	s.instances.mu.Lock()
+	n := len(s.instances.byID)
+	s.instances.mu.Unlock()
+	return metrics.Gauges{
+		Healthy:     ok,
+		L1UsedBytes: st.UsedBytes, L1TotalBytes: st.TotalBytes, L1ConfiguredBytes: st.ConfiguredBytes,
+		L1StagingBytes: st.ReservedBytes + st.FillingBytes, L1QuarantinedBytes: st.QuarantinedBytes + st.OrphanedBytes,
+		L1Objects: st.Resident, L1LeasedObjects: st.Leased,
+		ActivePrefetchJobs: int64(jobs), ActiveP2PLookupJobs: int64(s.peers.len()),
+		Sessions: int64(active), Instances: int64(n), QueuedRequests: int64(s.clients.queued()),
+	}
+}
+
+// cacheObserver counts what happens in the store.
+type cacheObserver struct{ met *metrics.Metrics }
+
+func (o cacheObserver) Published(s l1cache.Scope, n int)    { o.met.L1Written(s.Salt, n) }
+func (o cacheObserver) ReadReleased(s l1cache.Scope, n int) { o.met.L1Read(s.Salt, n) }
+func (o cacheObserver) Evicted(s l1cache.Scope, n int, reason l1cache.EvictReason) {
+	o.met.L1Evicted(s.Salt, reason.String(), n)
+}
