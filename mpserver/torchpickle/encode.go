@@ -56,7 +56,8 @@ func NewEncoder(d torchdtype.DType, shape []int64) (*Encoder, error) {
 	if d.V3() {
 		t = appendGlobal(t, "torch", d.Name)
 	}
-	e.tail = append(t, opTuple, opReduce)
+	t = append(t, opTuple, opReduce)
+	e.tail = t
 	return e, nil
 }
 

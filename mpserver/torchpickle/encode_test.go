@@ -5,8 +5,9 @@ import (
 	"math"
 	"testing"
 
-	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 )
 
 func pattern(n, seed int) []byte {

@@ -11,8 +11,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 )
 
 // pythonEnv names the interpreter of an environment with torch; `make test`

@@ -10,8 +10,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 )
 
 // hexBytes is a JSON string of hexadecimal digits.
