@@ -18,6 +18,8 @@ BENCHTIME ?= 1s
 GO ?= go
 VERSION = $(shell scripts/version.sh)
 LDFLAGS = -X main.version=$(VERSION)
+# Go stamps the commit by asking git, and gives up when git refuses (a checkout of another user).
+VCS = $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false)
 
 ##@ Use
 
@@ -33,7 +35,7 @@ deps: ## install what this machine lacks to build (C compiler, pkg-config, libzm
 
 .PHONY: build
 build: deps ## build bin/lmcache-go
-	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/lmcache-go ./cmd/lmcache-go
+	$(GO) build $(VCS) -ldflags '$(LDFLAGS)' -o $(BIN)/lmcache-go ./cmd/lmcache-go
 
 .PHONY: run
 run: build ## build and start the server; PORT=6555, ARGS="more flags"

@@ -12,8 +12,11 @@ rm -rf "$out"
 mkdir -p "$out/lib" "$out/licenses"
 
 # DT_RPATH (not RUNPATH): it also serves the libraries that libzmq itself needs.
+# Go stamps the commit by asking git, and gives up when git refuses.
+vcs=()
+git rev-parse HEAD >/dev/null 2>&1 || vcs=(-buildvcs=false)
 # shellcheck disable=SC2016 # $ORIGIN is for the dynamic loader
-go build -trimpath -o "$out/lmcache-go" \
+go build "${vcs[@]}" -trimpath -o "$out/lmcache-go" \
   -ldflags "-s -w -X main.version=$version -extldflags '-Wl,--disable-new-dtags,-rpath,\$ORIGIN/lib'" ./cmd/lmcache-go
 
 # What belongs to glibc comes with every machine and must not be mixed.

@@ -57,7 +57,7 @@ var externals = map[string][]string{
 	"github.com/pebbe/zmq4":              {"mpserver", "connector", "bench", "conformance"},
 	"github.com/spf13/pflag":             {"cmd/lmcache-go"},
 	"github.com/zeebo/blake3":            {"mpserver/hash"},
-	"golang.org/x/sys":                   {"l1cache", "mpserver", "connector", "cuda", "internal", "cmd/lmcache-go"},
+	"golang.org/x/sys":                   {"l1cache", "mpserver", "connector", "cuda", "nixl", "internal", "cmd/lmcache-go"},
 }
 
 var testExternals = []string{"github.com/stretchr/testify", "go.uber.org/goleak", "golang.org/x/sys", "github.com/pebbe/zmq4"}
