@@ -1,10 +1,6 @@
 package hash
 
-import (
-	"encoding/binary"
-
-	"github.com/zeebo/blake3"
-)
+import "github.com/zeebo/blake3"
 
 // blake3None is the hash of 8 and 4 zero bytes: an empty prefix and the token
 // list [0], as the reference packs them.
@@ -25,23 +21,11 @@ func newBlake3Chain(chunkSize int) *blake3Chain {
 }
 
 func (c *blake3Chain) gather(body []byte, n int) (int, error) {
-	out := c.in[len(Digest{}):]
-	i, wide := 0, false
-	for t := range n {
-		v, negative, w, err := readInt(body[i:])
-		if err != nil {
-			return 0, err
-		}
-		if negative || v > 0xffffffff {
-			wide = true
-		}
-		binary.BigEndian.PutUint32(out[4*t:], uint32(v))
-		i += w
+	used, wide, err := gather32(body, n, c.in[len(Digest{}):])
+	if err == nil && wide {
+		err = ErrTokenRange
 	}
-	if wide {
-		return i, ErrTokenRange
-	}
-	return i, nil
+	return used, err
 }
 
 func (c *blake3Chain) sum(prev, dst *Digest) {

@@ -3,6 +3,7 @@ package hash
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 )
 
 // Names of the algorithms, as `--hash-algorithm` spells them.
@@ -50,6 +51,9 @@ type Hasher struct {
 	none      Digest
 	newChain  func() chain
 	chains    sync.Pool // of chain; scratch memory of one hashing call
+	cache     *trie     // nil when nothing is remembered
+
+	known, hashed atomic.Uint64 // chunks
 }
 
 // New returns a hasher. Errors: [ErrUnknownAlgorithm], [ErrBadChunkSize].
@@ -69,6 +73,12 @@ func New(o Options) (*Hasher, error) {
 		return nil, fmt.Errorf("%w (got %q)", ErrUnknownAlgorithm, o.Algorithm)
 	}
 	h.chains.New = func() any { return h.newChain() }
+	switch {
+	case o.CacheBytes == 0:
+		h.cache = newTrie(DefaultCacheBytes)
+	case o.CacheBytes > 0:
+		h.cache = newTrie(o.CacheBytes)
+	}
 	return h, nil
 }
 
@@ -77,6 +87,31 @@ func (h *Hasher) NoneHash() Digest { return h.none }
 
 // ChunkSize returns the number of tokens in a chunk.
 func (h *Hasher) ChunkSize() int { return h.chunkSize }
+
+// CacheStats is what [Hasher.CacheStats] tells.
+type CacheStats struct {
+	// Bytes is the memory of remembered prompts, LimitBytes its bound; both are
+	// 0 when nothing is remembered.
+	Bytes, LimitBytes int64
+	// Nodes is the number of separate runs of chunks that are remembered.
+	Nodes int
+	// KnownChunks and HashedChunks count the chunks of all prompts so far: those
+	// found, and those hashed.
+	KnownChunks, HashedChunks uint64
+	// Evicted counts the runs dropped to keep within the bound.
+	Evicted uint64
+}
+
+// CacheStats returns counters for a status page.
+func (h *Hasher) CacheStats() CacheStats {
+	s := CacheStats{KnownChunks: h.known.Load(), HashedChunks: h.hashed.Load()}
+	if t := h.cache; t != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		s.Bytes, s.LimitBytes, s.Nodes, s.Evicted = t.bytes, t.limit, t.nodes, t.evicted
+	}
+	return s
+}
 
 // chain is the scratch of one hashing call: it gathers the tokens of a chunk
 // and hashes them behind the previous digest.
