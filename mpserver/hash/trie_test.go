@@ -416,25 +416,25 @@ func TestSplitOfClaimedEdge(t *testing.T) {
 	p := newPair(t, Options{ChunkSize: chunk})
 	tokens := randomTokens(1, 40*chunk)
 	body := appendTokens(nil, tokens)
-	for n := 20; n <= 21; n++ { // growing leaves spare capacity
+	for n := 20; n <= 30; n += 5 { // growing leaves spare capacity
 		require.NoError(t, p.ask(body, n*chunk))
 	}
 	cache := p.cached.cache
-	at, _ := cache.walk(body, chunk, 21)
-	require.Equal(t, 21, at.depth())
+	at, _ := cache.walk(body, chunk, 30)
+	require.Equal(t, 30, at.depth())
 	claimed, busy := cache.claim(at)
 	require.True(t, claimed && !busy)
 	require.Greater(t, cap(at.edge.raw), len(at.edge.raw)+chunk*5)
 
 	fork := append(slices.Clone(tokens[:2*chunk]), randomTokens(2, 2*chunk)...)
 	require.NoError(t, p.ask(appendTokens(nil, fork), len(fork)))
-	require.NoError(t, p.ask(body, 22*chunk)) // busy: not remembered
+	require.NoError(t, p.ask(body, 31*chunk)) // busy: not remembered
 	cache.release(at.node)
-	require.NoError(t, p.ask(body, 22*chunk))
+	require.NoError(t, p.ask(body, 31*chunk))
 	spare := at.edge.raw[len(at.edge.raw):cap(at.edge.raw)]
 	for i := range spare { // the first caller goes on writing
 		spare[i] = 0xc1
 	}
 	require.NoError(t, p.cached.check())
-	require.NoError(t, p.ask(body, 22*chunk))
+	require.NoError(t, p.ask(body, 31*chunk))
 }
