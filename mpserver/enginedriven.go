@@ -250,29 +250,19 @@ func handlePrepareRetrieve(s *Server, _ context.Context, r *request) reply {
 	}
 	lay := t.in.layout
 	g := &lay.groups[0]
-	tr := s.instances.shareRead(t.in, t.hand)
-	if tr == nil {
-		var err error
-		tr, err = s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), t.rank, t.from, t.to, time.Now())
-		if err != nil {
-			s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.to-t.from)
-			return s.failed(r, "not_held")
+	tr, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), t.rank, t.from, t.to, time.Now())
+	if err == nil && !s.sharesPool() {
+		defer tr.Done()
+		return s.retrievePickle(r, g, tr)
+	}
+	own := tr
+	if tr = s.instances.giveRead(t.in, t.hand, own); tr == nil {
+		if own != nil {
+			own.Done()
+			return s.failed(r, "unknown_instance") // it has ended meanwhile
 		}
-		for _, o := range tr.Objects() {
-			if o.Length != g.sizeBytes {
-				tr.Done()
-				return s.failed(r, "object_size")
-			}
-		}
-		if !s.sharesPool() {
-			defer tr.Done()
-			return s.retrievePickle(r, g, tr)
-		}
-		if !s.instances.give(t.in, &hand{key: t.hand, tr: tr, reads: 1}) {
-			// The instance has ended meanwhile, or an equal request was faster.
-			tr.Done()
-			return s.failed(r, "unknown_instance")
-		}
+		s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.to-t.from)
+		return s.failed(r, "not_held")
 	}
 	objects := tr.Objects()
 	out := make([]wire.Slot, len(objects))

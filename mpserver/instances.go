@@ -51,9 +51,11 @@ type handKey struct {
 type hand struct {
 	key handKey
 	res *l1cache.Reservation // of a write
-	tr  *l1cache.Transfer    // of a read
-	// reads counts equal PREPARE_RETRIEVEs in flight: each is committed.
-	reads int
+	// Of a read: equal PREPARE_RETRIEVEs in flight, each of which is
+	// committed, and their transfers. A repeated one that found no hold of its
+	// own reads under those that are there.
+	reads     int
+	transfers []*l1cache.Transfer
 }
 
 // modelKey names a layout.
@@ -175,8 +177,8 @@ func (h *hand) release() {
 	if h.res != nil {
 		h.res.Release()
 	}
-	if h.tr != nil {
-		h.tr.Done()
+	for _, tr := range h.transfers {
+		tr.Done()
 	}
 }
 
@@ -257,7 +259,20 @@ func (t *instances) handsFull(in *instance, k handKey) bool {
 	return limbo || in.hands[k] != nil || in.hands == nil
 }
 
-// give puts h into the hands of in; false when in has ended meanwhile (the
+// endOneRead takes one of several equal reads out of h, with its transfer
+// unless the rest needs it.
+func (h *hand) endOneRead() *hand {
+	h.reads--
+	last := len(h.transfers) - 1
+	if last < h.reads {
+		return nil
+	}
+	one := &hand{key: h.key, transfers: []*l1cache.Transfer{h.transfers[last]}}
+	h.transfers = h.transfers[:last]
+	return one
+}
+
+// give puts the write h into the hands of in; false when in has ended meanwhile (the
 // caller keeps h) or k is there already.
 func (t *instances) give(in *instance, h *hand) bool {
 	t.mu.Lock()
@@ -269,17 +284,26 @@ func (t *instances) give(in *instance, h *hand) bool {
 	return true
 }
 
-// shareRead counts one more equal PREPARE_RETRIEVE in flight and returns what
-// the first one got; nil when there is none.
-func (t *instances) shareRead(in *instance, k handKey) *l1cache.Transfer {
+// giveRead puts a read into the hands of in. Without a transfer of its own it
+// shares that of an equal read in flight, if there is one. It returns the
+// transfer to read under; nil when there is none or in has ended (the caller
+// keeps tr).
+func (t *instances) giveRead(in *instance, k handKey, tr *l1cache.Transfer) *l1cache.Transfer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := in.hands[k]
-	if h == nil || h.tr == nil {
+	if in.hands == nil || h == nil && tr == nil {
 		return nil
 	}
+	if h == nil {
+		h = &hand{key: k}
+		in.hands[k] = h
+	}
+	if tr != nil {
+		h.transfers = append(h.transfers, tr)
+	}
 	h.reads++
-	return h.tr
+	return h.transfers[0]
 }
 
 // takeBack removes k from the hands of instance id. late reports that it lay
@@ -290,8 +314,7 @@ func (t *instances) takeBack(id int64, k handKey) (h *hand, late bool) {
 	if in := t.byID[id]; in != nil {
 		if h = in.hands[k]; h != nil {
 			if h.reads > 1 {
-				h.reads--
-				return nil, false
+				return h.endOneRead(), false
 			}
 			delete(in.hands, k)
 			return h, false
