@@ -1,0 +1,112 @@
+package main
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/lmcache-go/lmcache-go/mpserver"
+)
+
+// plan is a configuration held against the machine: what would be started, and
+// everything that stands in the way.
+type plan struct {
+	settings *settings
+	options  mpserver.Options
+	build    build
+	room     room
+	problems error
+}
+
+// examine completes the settings with what only this machine can tell and
+// collects every problem, not the first. before is what went wrong earlier.
+func examine(s *settings, before error, h machine) plan {
+	if s.get("instance-id").text == "" {
+		s.derive("instance-id", value{text: newUUID()}, "a random UUID")
+	}
+	p := plan{settings: s, build: thisBuild()}
+	var sizing error
+	p.room, sizing = s.size(h)
+	p.problems = s.problems(before, sizing)
+	p.options = s.options()
+	p.options.Version, p.options.Commit = p.build.version, p.build.commit
+	ports := h.checkPorts(p.options.Host, p.options.Port, p.options.HTTPHost, p.options.HTTPPort)
+	p.problems = errors.Join(p.problems, errors.Join(without(ports, flatten(p.problems))...))
+	return p
+}
+
+// newUUID is a random UUID, version 4 of RFC 9562, as the reference mints.
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, see its documentation
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// printCheck is `server --check`: the effective configuration, what the machine
+// offers, what vLLM has to be told, and all problems.
+func printCheck(c console, p plan) int {
+	w := c.stdout
+	fmt.Fprintf(w, "lmcache-go %s (commit %s)\n\nconfiguration:\n", p.build.version, p.build.commit)
+	used, idle := p.settings.effective()
+	printSettings(w, used)
+	if len(idle) > 0 {
+		fmt.Fprintf(w, "\naccepted, without effect:\n")
+		printSettings(w, idle)
+	}
+	fmt.Fprintf(w, "\nmachine:\n")
+	for _, line := range p.room.describe(p.options.L1.SizeBytes) {
+		fmt.Fprintf(w, "  %s\n", line)
+	}
+	fmt.Fprintln(w)
+	if p.options.Port == 0 {
+		fmt.Fprintf(w, "The port is chosen at start; the server prints the connector JSON then.\n")
+	} else {
+		printConnector(w, p.options.Host, p.options.Port, p.options)
+	}
+	problems := flatten(p.problems)
+	if len(problems) == 0 {
+		fmt.Fprintf(w, "\nThe server can start.\n")
+		return exitOK
+	}
+	fmt.Fprintf(w, "\nThe server cannot start (%d):\n", len(problems))
+	for _, e := range problems {
+		fmt.Fprintf(w, "  %v\n", e)
+	}
+	return exitInvalid
+}
+
+func printSettings(w io.Writer, list []setting) {
+	name, val := 0, 0
+	for _, s := range list {
+		name, val = max(name, len(s.name)), max(val, min(len(s.value), 40))
+	}
+	for _, s := range list {
+		fmt.Fprintf(w, "  %-*s  %-*s  %s\n", name, s.name, val, s.value, s.origin)
+	}
+}
+
+// describe says what the machine leaves, and how the pool compares.
+func (r room) describe(pool int64) []string {
+	if r.memory.Name == "" {
+		return []string{"memory cannot be told"}
+	}
+	lines := []string{fmt.Sprintf("%s: %s left of %s; the pool takes %s", r.memory.Name, sizeText(r.memoryLeft), sizeText(r.memory.Bytes), sizeText(pool))}
+	if r.shared {
+		lines = append(lines, fmt.Sprintf("%s: %s free of %s", shmFolder, sizeText(r.shmFree), sizeText(r.shmSize)))
+	}
+	if r.stale > 0 {
+		lines = append(lines, fmt.Sprintf("an old pool of %s lies in %s; the start removes it", sizeText(r.stale), shmFolder))
+	}
+	if len(r.users) > 0 {
+		var who []string
+		for _, u := range r.users {
+			who = append(who, u.String())
+		}
+		lines = append(lines, "an old pool is still mapped by "+strings.Join(who, ", ")+"; its memory comes back when they let go")
+	}
+	return lines
+}

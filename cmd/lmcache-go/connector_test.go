@@ -1,0 +1,63 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/mpserver"
+)
+
+func TestConnectorJSON(t *testing.T) {
+	require.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_load_failure_policy":"recompute",`+
+		`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555}}`, connectorJSON("localhost", 6555))
+	f := func(host, want string) {
+		t.Helper()
+		var c connectorConfig
+		require.NoError(t, json.Unmarshal([]byte(connectorJSON(host, 1)), &c))
+		if c.Extra.Host != want {
+			t.Errorf("%s: got %s, want %s", host, c.Extra.Host, want)
+		}
+	}
+	f("", "tcp://localhost")
+	f("*", "tcp://localhost") // an engine shares memory or GPUs with the server
+	f("0.0.0.0", "tcp://localhost")
+	f("::", "tcp://localhost")
+	f("10.1.2.3", "tcp://10.1.2.3")
+	f("::1", "tcp://[::1]")
+	f("[::1]", "tcp://[::1]")
+	f("cache.internal", "tcp://cache.internal")
+}
+
+func TestPrintConnector(t *testing.T) {
+	f := func(o mpserver.Options, want string) {
+		t.Helper()
+		var b strings.Builder
+		printConnector(&b, "localhost", 6555, o)
+		require.Contains(t, b.String(), "--kv-transfer-config '{\"kv_connector\"")
+		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+		last := lines[len(lines)-1]
+		if !strings.Contains(last, want) {
+			t.Errorf("got %q, want %q", last, want)
+		}
+	}
+	f(mpserver.Options{TransferMode: mpserver.TransferAuto}, "add --shm-name NAME")
+	f(mpserver.Options{TransferMode: mpserver.TransferEngineDriven, L1: mpserver.L1Options{ShmName: "x"}}, "/dev/shm/lmcache_l1_pool_x")
+	f(mpserver.Options{TransferMode: mpserver.TransferLMCacheDriven}, "--kv-transfer-config")
+}
+
+func TestPortOf(t *testing.T) {
+	f := func(endpoint string, want int) {
+		t.Helper()
+		if got := portOf(endpoint); got != want {
+			t.Errorf("portOf(%s) = %d, want %d", endpoint, got, want)
+		}
+	}
+	f("tcp://127.0.0.1:6555", 6555)
+	f("tcp://[::1]:6555", 6555)
+	f("127.0.0.1:8080", 8080)
+	f("inproc://x", 0)
+	f("", 0)
+}

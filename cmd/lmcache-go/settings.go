@@ -1,0 +1,187 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lmcache-go/lmcache-go/mpserver"
+)
+
+// settings is a command line together with the environment and the defaults:
+// every flag's value and who decided it.
+type settings struct {
+	rows   []row
+	values map[string]value
+	help   bool
+}
+
+// readSettings reads args and the environment: a flag wins over a variable, a
+// variable over the default. The error is a usageError, or problems with
+// variables.
+func readSettings(args []string, env func(string) (string, bool)) (*settings, error) {
+	s := &settings{rows: serverFlags(), values: map[string]value{}}
+	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" }) {
+		s.help = true
+		return s, nil
+	}
+	set, err := parseArgs(s.rows, args)
+	if err != nil {
+		return nil, err
+	}
+	var problems []error
+	for i := range s.rows {
+		r := &s.rows[i]
+		v, ok := set[r.name]
+		if !ok {
+			v = r.defaultValue()
+			if text, found := lookup(env, r.env); found {
+				fromEnv, err := r.variable(text)
+				if err != nil {
+					problems = append(problems, err)
+				} else {
+					v = fromEnv
+				}
+			}
+		}
+		s.values[r.name] = v
+	}
+	return s, errors.Join(problems...)
+}
+
+// lookup finds a variable that is set and not empty.
+func lookup(env func(string) (string, bool), name string) (string, bool) {
+	if name == "" {
+		return "", false
+	}
+	text, _ := env(name)
+	return text, text != ""
+}
+
+// variable reads the value of the row's environment variable.
+func (r *row) variable(text string) (value, error) {
+	from := origin(r.env)
+	switch r.kind {
+	case kindBool, kindSwitch:
+		// The reference knows these three words and takes any other for no.
+		on := slices.Contains([]string{"1", "true", "yes"}, strings.ToLower(text))
+		return value{origin: from, text: fmt.Sprint(on), on: on}, nil
+	case kindString:
+		if r.name == "log-level" {
+			// Unknown levels mean INFO in the reference.
+			if text = strings.ToUpper(text); !slices.Contains(r.choices, text) {
+				text = r.def
+			}
+		}
+	}
+	v, err := r.convert(text)
+	if err != nil {
+		if r.kind == kindInt || r.kind == kindFloat {
+			return value{}, fmt.Errorf("%s is not a number: '%s'", r.env, text)
+		}
+		return value{}, fmt.Errorf("%s: %w", r.env, err)
+	}
+	v.origin = from
+	return v, nil
+}
+
+// get returns the value of a flag of the table.
+func (s *settings) get(name string) value {
+	v, ok := s.values[name]
+	if !ok {
+		panic("no flag --" + name)
+	}
+	return v
+}
+
+// derive sets a value that nobody has set.
+func (s *settings) derive(name string, v value, note string) {
+	v.origin, v.note = fromMachine, note
+	s.values[name] = v
+}
+
+// options is what the values mean to the server.
+func (s *settings) options() mpserver.Options {
+	var o mpserver.Options
+	for i := range s.rows {
+		if r := &s.rows[i]; r.apply != nil {
+			r.apply(&o, s.values[r.name])
+		}
+	}
+	return o
+}
+
+// problems is everything that the values make impossible, a line each, joined
+// with what was found before. A flag that has a line already gets no second one
+// from [mpserver.Options.Check]: it would say the same in other words.
+func (s *settings) problems(before ...error) error {
+	out := flatten(errors.Join(before...))
+	for i := range s.rows {
+		if text := s.rows[i].problem(s.values[s.rows[i].name]); text != "" {
+			out = append(out, errors.New(text))
+		}
+	}
+	return errors.Join(append(out, without(s.options().Check(), out)...)...)
+}
+
+// without drops the errors about flags that have been reported already.
+func without(err error, reported []error) []error {
+	var out []error
+	for _, e := range flatten(err) {
+		flag := firstWord(e)
+		if !slices.ContainsFunc(reported, func(r error) bool { return firstWord(r) == flag }) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// firstWord is the flag that a problem begins with.
+func firstWord(err error) string {
+	text := err.Error()
+	if i := strings.IndexAny(text, " =:"); i >= 0 {
+		text = text[:i]
+	}
+	return text
+}
+
+// setting is one line of the effective configuration.
+type setting struct{ name, value, origin string }
+
+// effective lists what has an effect, and what was given without one.
+func (s *settings) effective() (used, idle []setting) {
+	for i := range s.rows {
+		r := &s.rows[i]
+		v := s.values[r.name]
+		line := setting{r.name, r.display(v), v.describe()}
+		switch {
+		case r.name == "check":
+		case r.stance == served:
+			used = append(used, line)
+		case r.stance == accepted && v.given():
+			line.origin = r.why
+			idle = append(idle, line)
+		}
+	}
+	return used, idle
+}
+
+// display is the value for people.
+func (r *row) display(v value) string {
+	if r.kind == kindSize {
+		return sizeText(v.n)
+	}
+	if s := v.String(); s != "" {
+		return s
+	}
+	return `""`
+}
+
+// describe says who decided.
+func (v value) describe() string {
+	if v.note != "" {
+		return string(v.origin) + ": " + v.note
+	}
+	return string(v.origin)
+}
