@@ -22,7 +22,7 @@ race() {
     go test -json -race -shuffle=on -timeout 15m "${packages[@]}"
 }
 
-# The real LMCache client. Its environment is made once and kept (conformance/refenv.sh).
+# The real LMCache client, against a server that is built with the race detector too. Its environment is made once and kept (conformance/refenv.sh).
 conformance() {
   if [ -z "${LMCACHE_GO_PYTHON:-}" ]; then
     local env
@@ -34,7 +34,7 @@ conformance() {
   fi
   export LMCACHE_GO_PYTHON
   "$testsum" run -name conformance -o "$work/3-conformance.json" -- \
-    go test -json -count=1 -timeout 40m ./conformance/...
+    go test -json -race -count=1 -timeout 40m ./conformance/...
 }
 
 for stage in "${stages[@]}"; do
