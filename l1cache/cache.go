@@ -30,6 +30,7 @@ type Cache struct {
 	writes  list[*Reservation]  // guarded by mu; in the index, oldest deadline first
 	leases  list[*Lease]        // guarded by mu; with holds, oldest deadline first
 	n       counters            // guarded by mu
+	search  uint32              // guarded by mu; number of the last search for a hole
 	scratch []uint32            // guarded by mu; of a reservation or lookup
 	victims []uint32            // guarded by mu; of an eviction
 	ops     uint                // guarded by mu; for the self check

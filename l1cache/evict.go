@@ -171,123 +171,76 @@ func (c *Cache) younger(i uint32) uint32 {
 	}
 }
 
-// window is a span of neighbouring blocks, free or evictable.
-type window struct {
-	low, high uint32
-	victim    uint32 // the object it was built around
-	youngest  uint64 // stamp of its youngest object
-}
-
-// windowsTried is how many of the oldest objects are considered as the centre
-// of a hole, when none is large enough alone.
-const windowsTried = 8
-
-// makeHole evicts so that a free block of steps exists: the oldest object when
-// it is large enough, or else the window of neighbours, around one of the
-// oldest, whose youngest object is oldest. False: there is no such window.
+// makeHole evicts so that a free block of steps exists. It marks objects in the
+// order of their age until the marked and the free blocks beside the last one
+// make a run that is large enough, and evicts from that run only what is needed.
+// Thus the youngest object that goes is as old as it can be, older ones in the
+// wrong places stay, and with objects of one size it is the oldest that goes.
+// False: there is no such run.
 func (c *Cache) makeHole(steps uint64, fx *effects) bool {
-	var best window
-	tried := 0
-	for i := c.oldest(); i != nilSlot && tried < windowsTried; i = c.younger(i) {
+	if c.search++; c.search == 0 {
+		c.search = 1 // 0 is no mark
+	}
+	for i := c.oldest(); i != nilSlot; i = c.younger(i) {
 		o := c.objects.at(i)
-		if best.victim != nilSlot && best.youngest <= o.stamp {
-			break // every further window is younger
-		}
-		if c.alloc.blocks.at(o.block).size >= steps {
-			c.evict(i, EvictDemand, fx)
+		o.marked = c.search
+		if low, high, ok := c.runAround(o.block, steps); ok {
+			c.evictSpan(low, high, i, fx)
 			return true
 		}
-		w, ok := c.windowAround(i, steps)
-		if !ok {
-			continue
-		}
-		tried++
-		if best.victim == nilSlot || w.youngest < best.youngest {
-			best = w
-		}
 	}
-	if best.victim == nilSlot {
+	return false
+}
+
+// mayGo tells whether a block is free or its object marked by this search.
+func (c *Cache) mayGo(b uint32) bool {
+	if b == nilSlot {
 		return false
 	}
+	owner := c.alloc.blocks.at(b).owner
+	return owner == nilSlot || c.objects.at(owner).marked == c.search && c.objects.at(owner).evictable()
+}
+
+// runAround finds steps in the blocks around b that may go. Every run that was
+// large enough before b joined it has been found before: so b is in it, and
+// walking stops when it is large enough. Ends that are not needed are dropped.
+func (c *Cache) runAround(b uint32, steps uint64) (low, high uint32, ok bool) {
+	blocks := &c.alloc.blocks
+	low, high = b, b
+	total := blocks.at(b).size
+	for total < steps && c.mayGo(blocks.at(low).prev) {
+		low = blocks.at(low).prev
+		total += blocks.at(low).size
+	}
+	for total < steps && c.mayGo(blocks.at(high).next) {
+		high = blocks.at(high).next
+		total += blocks.at(high).size
+	}
+	for total-blocks.at(low).size >= steps {
+		total -= blocks.at(low).size
+		low = blocks.at(low).next
+	}
+	return low, high, total >= steps
+}
+
+// evictSpan evicts the objects from block low to block high, all of which may go.
+func (c *Cache) evictSpan(low, high, oldest uint32, fx *effects) {
 	victims := c.victims[:0]
-	for b := best.low; ; b = c.alloc.blocks.at(b).next {
+	for b := low; ; b = c.alloc.blocks.at(b).next {
 		if owner := c.alloc.blocks.at(b).owner; owner != nilSlot {
 			victims = append(victims, owner)
 		}
-		if b == best.high {
+		if b == high {
 			break
 		}
 	}
 	c.victims = victims
 	for _, v := range victims {
 		reason := EvictNeighbour
-		if v == best.victim {
+		if v == oldest {
 			reason = EvictDemand
 		}
 		c.evict(v, reason, fx)
-	}
-	return true
-}
-
-// age of a block as part of a hole: the stamp of its object, 0 when it is free
-// already. ok is false when it has to stay.
-func (c *Cache) age(b uint32) (stamp uint64, ok bool) {
-	if b == nilSlot {
-		return 0, false
-	}
-	owner := c.alloc.blocks.at(b).owner
-	if owner == nilSlot {
-		return 0, true
-	}
-	o := c.objects.at(owner)
-	return o.stamp, o.evictable()
-}
-
-// windowAround grows a window from the object's block, each time by the older
-// of its two neighbours (which keeps the youngest member as old as it can be),
-// and then drops ends that turned out not to be needed.
-func (c *Cache) windowAround(i uint32, steps uint64) (window, bool) {
-	blocks := &c.alloc.blocks
-	w := window{victim: i}
-	w.low = c.objects.at(i).block
-	w.high = w.low
-	total := blocks.at(w.low).size
-	for total < steps {
-		below, above := blocks.at(w.low).prev, blocks.at(w.high).next
-		ageBelow, okBelow := c.age(below)
-		ageAbove, okAbove := c.age(above)
-		switch {
-		case okBelow && (!okAbove || ageBelow <= ageAbove):
-			w.low = below
-			total += blocks.at(below).size
-		case okAbove:
-			w.high = above
-			total += blocks.at(above).size
-		default:
-			return window{}, false
-		}
-	}
-	for {
-		low, high := blocks.at(w.low), blocks.at(w.high)
-		ageLow, _ := c.age(w.low)
-		ageHigh, _ := c.age(w.high)
-		dropLow, dropHigh := total-low.size >= steps, total-high.size >= steps
-		if dropLow && (!dropHigh || ageLow >= ageHigh) {
-			w.low = low.next
-			total -= low.size
-		} else if dropHigh {
-			w.high = high.prev
-			total -= high.size
-		} else {
-			break
-		}
-	}
-	for b := w.low; ; b = blocks.at(b).next {
-		stamp, _ := c.age(b)
-		w.youngest = max(w.youngest, stamp)
-		if b == w.high {
-			return w, true
-		}
 	}
 }
 
@@ -298,8 +251,8 @@ func (c *Cache) sweep(n int, steps uint64, fx *effects) {
 	var run, sum uint64
 	start := 0 // of the present run in victims
 	for b := c.alloc.first; sum < uint64(n); b = c.alloc.blocks.at(b).next {
-		if _, ok := c.age(b); ok {
-			r := c.alloc.blocks.at(b)
+		r := c.alloc.blocks.at(b)
+		if b != nilSlot && (r.owner == nilSlot || c.objects.at(r.owner).evictable()) {
 			run += r.size
 			if r.owner != nilSlot {
 				victims = append(victims, r.owner)

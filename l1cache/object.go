@@ -29,6 +29,7 @@ type object struct {
 	holds      uint32 // of leases
 	yields     uint32 // of those, how many may be revoked
 	transfers  uint32 // reads in progress
+	marked     uint32 // by the search of this number
 	state      state
 	order      BlockOrder
 	linked     bool // in the recency list
