@@ -70,8 +70,9 @@ func (r *row) same(a, b value) bool {
 		return a.on == b.on
 	case kindList, kindAppend:
 		return slices.Equal(a.list, b.list)
+	default:
+		return a.text == b.text
 	}
-	return a.text == b.text
 }
 
 // convert reads the text of one value. Its error is argparse's.
@@ -97,7 +98,7 @@ func (r *row) convert(text string) (value, error) {
 		v.on = text == "true"
 	case kindList, kindAppend:
 		v.list = []string{text}
-	case kindString:
+	default:
 		if len(r.choices) > 0 && !slices.Contains(r.choices, text) {
 			return value{}, &usageError{fmt.Sprintf("argument --%s: invalid choice: '%s' (choose from %s)", r.name, text, quoted(r.choices))}
 		}
@@ -178,6 +179,7 @@ func (p *argParser) next() error {
 		}
 		p.set[r.name] = value{origin: fromFlag, text: strings.Join(list, " "), list: list}
 		return nil
+	default: // one argument
 	}
 	if !hasText {
 		if len(p.rest) == 0 || p.rest[0] == "--" || looksLikeFlag(p.rest[0]) {

@@ -117,12 +117,9 @@ func flatten(err error) []error {
 	if err == nil {
 		return nil
 	}
-	var many interface{ Unwrap() []error }
 	// Only a bare join is taken apart: one that is wrapped belongs to its sentence.
-	if j, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the chain must not be walked
-		many = j
-	}
-	if many == nil {
+	many, ok := err.(interface{ Unwrap() []error })
+	if !ok {
 		return []error{err}
 	}
 	var out []error

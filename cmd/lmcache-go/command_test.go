@@ -61,7 +61,7 @@ func TestServerHelp(t *testing.T) {
 				require.Contains(t, out, r.env)
 			}
 		}
-		ours := out[strings.Index(out, groupOurs+":"):]
+		_, ours, _ := strings.Cut(out, groupOurs+":")
 		require.Contains(t, ours, "--on-register-failure")
 		require.NotContains(t, ours, "--l1-size-gb")
 		for line := range strings.Lines(out) {

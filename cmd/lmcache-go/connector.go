@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 
 	"github.com/lmcache-go/lmcache-go/mpserver"
@@ -78,9 +79,9 @@ func portOf(endpoint string) int {
 	if err != nil {
 		return 0
 	}
-	port, err := net.LookupPort("tcp", text)
+	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
 		return 0
 	}
-	return port
+	return int(port)
 }

@@ -107,8 +107,13 @@ func serverFlags() []row {
 		group string
 		rows  []row
 	}{
-		{groupServer, mpFlags()}, {groupL1, l1Flags()}, {"", tierFlags()}, {groupHTTP, httpFlags()},
-		{groupObserve, observeFlags()}, {groupCoord, coordinatorFlags()}, {groupOurs, ownFlags()},
+		{groupServer, mpFlags()},
+		{groupL1, l1Flags()},
+		{"", tierFlags()},
+		{groupHTTP, httpFlags()},
+		{groupObserve, observeFlags()},
+		{groupCoord, coordinatorFlags()},
+		{groupOurs, ownFlags()},
 	} {
 		for _, r := range part.rows {
 			if r.group == "" {
@@ -143,14 +148,12 @@ func between(low, high int64) func(value) string {
 // maxSeconds keeps a time well inside time.Duration.
 const maxSeconds = 1e9
 
-// seconds checks a time that must be above low.
-func seconds(low float64) func(value) string {
-	return func(v value) string {
-		if v.x <= low || v.x > maxSeconds {
-			return fmt.Sprintf("must be a number of seconds above %g and at most %g, got %s", low, float64(maxSeconds), v.text)
-		}
-		return ""
+// seconds checks a time that must not be 0.
+func seconds(v value) string {
+	if v.x <= 0 || v.x > maxSeconds {
+		return fmt.Sprintf("must be a number of seconds above 0 and at most %g, got %s", float64(maxSeconds), v.text)
 	}
+	return ""
 }
 
 // fraction checks a number above 0 and at most 1. 0 is refused because no policy

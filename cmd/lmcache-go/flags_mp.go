@@ -16,42 +16,71 @@ func mpFlags() []row {
 	const python = "it loads Python code, which this server cannot run: leave it out"
 	const blend = "CacheBlend is not part of this server: leave it out, or run the reference for blend models"
 	return []row{
-		{name: "instance-id", help: "identity in telemetry; empty means a random UUID",
-			apply: func(o *mpserver.Options, v value) { o.InstanceID = v.text }},
-		{name: "transport", def: "zmq", choices: []string{"zmq", "grpc"}, help: "request transport",
-			stance: refused, why: "use zmq, which is what tcp:// addresses of clients mean"},
-		{name: "host", def: "localhost", help: "address that the request socket binds to", check: checkHost,
-			apply: func(o *mpserver.Options, v value) { o.Host = v.text }},
-		{name: "port", kind: kindInt, def: "5555", help: "port of the request socket; 0 takes a free one", check: between(0, 65535),
-			apply: func(o *mpserver.Options, v value) { o.Port = int(v.n) }},
-		{name: "chunk-size", kind: kindInt, def: "256", help: "tokens per chunk; a multiple of every engine's block size", check: between(1, 1<<20),
-			apply: func(o *mpserver.Options, v value) { o.ChunkSize = int(v.n) }},
-		{name: "null-block-id", kind: kindInt, def: "0", help: "engine block id that means: no KV here", check: atLeast(0),
-			apply: func(o *mpserver.Options, v value) { o.NullBlockID = int(v.n) }},
+		{
+			name: "instance-id", help: "identity in telemetry; empty means a random UUID",
+			apply: func(o *mpserver.Options, v value) { o.InstanceID = v.text },
+		},
+		{
+			name: "transport", def: "zmq", choices: []string{"zmq", "grpc"}, help: "request transport",
+			stance: refused, why: "use zmq, which is what tcp:// addresses of clients mean",
+		},
+		{
+			name: "host", def: "localhost", help: "address that the request socket binds to", check: checkHost,
+			apply: func(o *mpserver.Options, v value) { o.Host = v.text },
+		},
+		{
+			name: "port", kind: kindInt, def: "5555", help: "port of the request socket; 0 takes a free one", check: between(0, 65535),
+			apply: func(o *mpserver.Options, v value) { o.Port = int(v.n) },
+		},
+		{
+			name: "chunk-size", kind: kindInt, def: "256", help: "tokens per chunk; a multiple of every engine's block size", check: between(1, 1<<20),
+			apply: func(o *mpserver.Options, v value) { o.ChunkSize = int(v.n) },
+		},
+		{
+			name: "null-block-id", kind: kindInt, def: "0", help: "engine block id that means: no KV here", check: atLeast(0),
+			apply: func(o *mpserver.Options, v value) { o.NullBlockID = int(v.n) },
+		},
 		{name: "max-workers", kind: kindInt, def: "1", help: "size of both worker pools", stance: accepted, why: laneWhy},
 		{name: "max-gpu-workers", kind: kindInt, help: "size of the transfer pool", stance: accepted, why: laneWhy},
 		{name: "max-cpu-workers", kind: kindInt, help: "size of the pool for other calls", stance: accepted, why: laneWhy},
-		{name: "grpc-server-workers", kind: kindInt, def: "32", help: "threads of the gRPC transport", check: atLeast(1),
-			stance: accepted, why: "there is no gRPC transport to size"},
-		{name: "hash-algorithm", def: "blake3", help: "chunk hash: blake3 or sha256_cbor",
-			apply: func(o *mpserver.Options, v value) { o.HashAlgorithm = v.text }},
-		{name: "engine-type", def: "default", choices: []string{"default", "blend"}, help: "kind of engine",
-			stance: refused, why: blend},
-		{name: "supported-transfer-mode", def: string(mpserver.TransferAuto), choices: []string{"lmcache_driven", "engine_driven", "auto"},
+		{
+			name: "grpc-server-workers", kind: kindInt, def: "32", help: "threads of the gRPC transport", check: atLeast(1),
+			stance: accepted, why: "there is no gRPC transport to size",
+		},
+		{
+			name: "hash-algorithm", def: "blake3", help: "chunk hash: blake3 or sha256_cbor",
+			apply: func(o *mpserver.Options, v value) { o.HashAlgorithm = v.text },
+		},
+		{
+			name: "engine-type", def: "default", choices: []string{"default", "blend"}, help: "kind of engine",
+			stance: refused, why: blend,
+		},
+		{
+			name: "supported-transfer-mode", def: string(mpserver.TransferAuto), choices: []string{"lmcache_driven", "engine_driven", "auto"},
 			help:  "who copies: the server, the engine, or whichever the worker asks for (the reference's default is lmcache_driven)",
-			apply: func(o *mpserver.Options, v value) { o.TransferMode = mpserver.TransferMode(v.text) }},
-		{name: "isolated-ipc", kind: kindBool, help: "timeline semaphores instead of event handles",
-			stance: refused, why: "not built yet: leave it out here and in the worker (lmcache.mp.isolated_ipc)"},
+			apply: func(o *mpserver.Options, v value) { o.TransferMode = mpserver.TransferMode(v.text) },
+		},
+		{
+			name: "isolated-ipc", kind: kindBool, help: "timeline semaphores instead of event handles",
+			stance: refused, why: "not built yet: leave it out here and in the worker (lmcache.mp.isolated_ipc)",
+		},
 		{name: "runtime-plugin-locations", kind: kindList, help: "plug-in scripts to start", stance: refused, why: python},
 		{name: "runtime-plugin-config", def: "{}", help: "JSON for the plug-ins", check: checkPluginConfig, stance: accepted, why: "there are no plug-ins to configure"},
-		{name: "shm-name", help: "shared memory segment for the pool (lmcache_l1_pool_ is put in front); empty: engines send pickles", check: checkShmName,
-			apply: func(o *mpserver.Options, v value) { o.L1.ShmName = v.text }},
+		{
+			name: "shm-name", help: "shared memory segment for the pool (lmcache_l1_pool_ is put in front); empty: engines send pickles", check: checkShmName,
+			apply: func(o *mpserver.Options, v value) { o.L1.ShmName = v.text },
+		},
 		{name: "script-allowed-imports", kind: kindList, help: "modules for /run_script", stance: refused, why: "there is no /run_script: leave it out"},
-		{name: "run-script-api-enabled", kind: kindBool, help: "remote code execution over HTTP",
-			stance: refused, why: "there is no /run_script, on purpose: leave it out"},
-		{name: "separate-object-groups", kind: kindBool, help: "one object group per sliding window",
-			stance: refused, why: "not built yet: leave it out"},
-		{name: "worker-reap-timeout-seconds", kind: kindFloat, def: "120", help: "silence after which a worker that has pinged is dropped; 0 is never, else at least 30",
+		{
+			name: "run-script-api-enabled", kind: kindBool, help: "remote code execution over HTTP",
+			stance: refused, why: "there is no /run_script, on purpose: leave it out",
+		},
+		{
+			name: "separate-object-groups", kind: kindBool, help: "one object group per sliding window",
+			stance: refused, why: "not built yet: leave it out",
+		},
+		{
+			name: "worker-reap-timeout-seconds", kind: kindFloat, def: "120", help: "silence after which a worker that has pinged is dropped; 0 is never, else at least 30",
 			check: func(v value) string {
 				if v.x < 0 || v.x > maxSeconds {
 					return "must be 0 (never) or a number of seconds from 30 on, got " + v.text
@@ -62,17 +91,24 @@ func mpFlags() []row {
 				if o.WorkerReapTimeout = duration(v); v.x == 0 {
 					o.WorkerReapTimeout = -1 // 0 is the default there
 				}
-			}},
-		{name: "session-ttl-seconds", kind: kindFloat, def: "600", help: "how long an idle request session is kept", check: seconds(0),
-			apply: func(o *mpserver.Options, v value) { o.SessionTTL = duration(v) }},
-		{name: "worker-registration-grace-seconds", kind: kindFloat, def: "3600", help: "the same for a worker that has not pinged yet", check: seconds(0),
-			apply: func(o *mpserver.Options, v value) { o.WorkerRegistrationGrace = duration(v) }},
+			},
+		},
+		{
+			name: "session-ttl-seconds", kind: kindFloat, def: "600", help: "how long an idle request session is kept", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.SessionTTL = duration(v) },
+		},
+		{
+			name: "worker-registration-grace-seconds", kind: kindFloat, def: "3600", help: "the same for a worker that has not pinged yet", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.WorkerRegistrationGrace = duration(v) },
+		},
 		{name: "enable-segmented-prefix", kind: kindSwitch, help: "blend only", stance: refused, why: blend},
 		{name: "enable-dedup-content", kind: kindSwitch, help: "blend only", stance: refused, why: blend},
 		{name: "enable-blend-reorder", kind: kindSwitch, help: "blend only", stance: refused, why: blend},
 		{name: "enable", kind: kindList, help: "experimental modules", stance: refused, why: "experimental modules (transfer_query) are not part of this server: leave it out"},
-		{name: "kv-event-log-size", kind: kindInt, def: "32768", help: "records kept for KV-event subscribers; 0 switches the stream off", check: checkEventLog,
-			stance: accepted, why: "the KV event stream is not served yet; clients hear so through get_experimental"},
+		{
+			name: "kv-event-log-size", kind: kindInt, def: "32768", help: "records kept for KV-event subscribers; 0 switches the stream off", check: checkEventLog,
+			stance: accepted, why: "the KV event stream is not served yet; clients hear so through get_experimental",
+		},
 		{name: "server-module", kind: kindAppend, help: "out-of-tree module", stance: refused, why: python},
 	}
 }

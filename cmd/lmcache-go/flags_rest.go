@@ -22,10 +22,14 @@ func tierFlags() []row {
 		{name: "l2-adapter", group: groupL2, kind: kindAppend, help: "JSON of one L2 adapter", check: checkAdapters, stance: refused, why: l2},
 		{name: "l2-store-policy", group: groupL2, def: "default", choices: []string{"default", "skip_l1"}, help: "what goes to L2", stance: refused, why: l2},
 		{name: "l2-prefetch-policy", group: groupL2, def: "default", choices: []string{"default", "retain"}, help: "what becomes of objects read from L2", stance: refused, why: l2},
-		{name: "l2-prefetch-max-in-flight", group: groupL2, kind: kindInt, def: "8", help: "loads from L2 at once", check: atLeast(1),
-			stance: accepted, why: "there is no L2 to load from"},
-		{name: "periodic-notifier-interval-ms", group: groupL2, kind: kindInt, def: "5", help: "polling of L2 completions", check: atLeast(1),
-			stance: accepted, why: "there is no L2 to poll"},
+		{
+			name: "l2-prefetch-max-in-flight", group: groupL2, kind: kindInt, def: "8", help: "loads from L2 at once", check: atLeast(1),
+			stance: accepted, why: "there is no L2 to load from",
+		},
+		{
+			name: "periodic-notifier-interval-ms", group: groupL2, kind: kindInt, def: "5", help: "polling of L2 completions", check: atLeast(1),
+			stance: accepted, why: "there is no L2 to poll",
+		},
 	}
 }
 
@@ -51,10 +55,14 @@ func checkAdapters(v value) string {
 // httpFlags is the table of server-surface 2.5.
 func httpFlags() []row {
 	return []row{
-		{name: "http-host", group: groupHTTP, def: "127.0.0.1", help: "address of the HTTP surface, which has no authentication", check: checkHost,
-			apply: func(o *mpserver.Options, v value) { o.HTTPHost = v.text }},
-		{name: "http-port", group: groupHTTP, kind: kindInt, def: "8080", help: "port of the HTTP surface; 0 takes a free one", check: between(0, 65535),
-			apply: func(o *mpserver.Options, v value) { o.HTTPPort = int(v.n) }},
+		{
+			name: "http-host", group: groupHTTP, def: "127.0.0.1", help: "address of the HTTP surface, which has no authentication", check: checkHost,
+			apply: func(o *mpserver.Options, v value) { o.HTTPHost = v.text },
+		},
+		{
+			name: "http-port", group: groupHTTP, kind: kindInt, def: "8080", help: "port of the HTTP surface; 0 takes a free one", check: between(0, 65535),
+			apply: func(o *mpserver.Options, v value) { o.HTTPPort = int(v.n) },
+		},
 	}
 }
 
@@ -74,12 +82,18 @@ func observeFlags() []row {
 		{name: "disable-logging", kind: kindSwitch, help: "no log lines for events", stance: accepted, why: "single requests are logged at DEBUG only: use --log-level"},
 		{name: "enable-tracing", kind: kindSwitch, help: "OpenTelemetry spans", stance: refused, why: otlp},
 		{name: "otlp-endpoint", help: "OTLP collector", stance: refused, why: otlp},
-		{name: "event-bus-queue-size", kind: kindInt, def: "10000", help: "events that may wait", check: atLeast(1),
-			stance: accepted, why: "events are counted where they happen; no queue can overflow"},
-		{name: "prometheus-port", kind: kindInt, def: "9090", help: "no effect in the reference's server either", check: between(0, 65535),
-			stance: accepted, why: "metrics are at GET /metrics of --http-port, as with the reference"},
-		{name: "metrics-sample-rate", kind: kindFloat, def: "0.01", help: "share of chunks in the lifetime histograms", check: fraction("it is a share of the chunks"),
-			stance: refused, why: "the lifetime histograms that it samples are not served yet: leave it out"},
+		{
+			name: "event-bus-queue-size", kind: kindInt, def: "10000", help: "events that may wait", check: atLeast(1),
+			stance: accepted, why: "events are counted where they happen; no queue can overflow",
+		},
+		{
+			name: "prometheus-port", kind: kindInt, def: "9090", help: "no effect in the reference's server either", check: between(0, 65535),
+			stance: accepted, why: "metrics are at GET /metrics of --http-port, as with the reference",
+		},
+		{
+			name: "metrics-sample-rate", kind: kindFloat, def: "0.01", help: "share of chunks in the lifetime histograms", check: fraction("it is a share of the chunks"),
+			stance: refused, why: "the lifetime histograms that it samples are not served yet: leave it out",
+		},
 		{name: "lookup-hash-log-dir", help: "folder for a log of lookups", stance: refused, why: hashes},
 		{name: "lookup-hash-log-rotation-interval", kind: kindFloat, def: "21600", help: "age of a log file in seconds", stance: refused, why: hashes},
 		{name: "lookup-hash-log-rotation-max-size", kind: kindInt, def: "104857600", help: "bytes of a log file", stance: refused, why: hashes},
@@ -88,8 +102,10 @@ func observeFlags() []row {
 		{name: "gc-monitor-min-pause-ms", kind: kindFloat, def: "1.0", help: "shortest pause reported", stance: accepted, why: gc},
 		{name: "gc-monitor-top-objects", kind: kindInt, def: "0", help: "objects listed", stance: accepted, why: gc},
 		{name: "enable-extra-logging", kind: kindSwitch, help: "periodic lines on usage", stance: accepted, why: "GET /status and /metrics tell usage at any time"},
-		{name: "extra-logging-interval", kind: kindFloat, def: "10.0", help: "seconds between those lines", check: seconds(0),
-			stance: accepted, why: "there are no periodic lines"},
+		{
+			name: "extra-logging-interval", kind: kindFloat, def: "10.0", help: "seconds between those lines", check: seconds,
+			stance: accepted, why: "there are no periodic lines",
+		},
 		{name: "trace-level", choices: []string{"storage", "events"}, help: "what a trace file records", stance: refused, why: trace},
 		{name: "trace-output", help: "path of the trace file", stance: refused, why: trace},
 	}
@@ -105,16 +121,20 @@ func coordinatorFlags() []row {
 	return []row{
 		{name: "coordinator-url", env: "LMCACHE_COORDINATOR_URL", help: "coordinator to join", stance: refused, why: member},
 		{name: "coordinator-advertise-ip", env: "LMCACHE_COORDINATOR_ADVERTISE_IP", help: "address told to the coordinator", stance: refused, why: member},
-		{name: "coordinator-heartbeat-interval", env: "LMCACHE_COORDINATOR_HEARTBEAT_INTERVAL", kind: kindFloat, def: "5.0", help: "seconds between heartbeats",
-			check: seconds(0), stance: refused, why: member},
+		{
+			name: "coordinator-heartbeat-interval", env: "LMCACHE_COORDINATOR_HEARTBEAT_INTERVAL", kind: kindFloat, def: "5.0", help: "seconds between heartbeats",
+			check: seconds, stance: refused, why: member,
+		},
 		{name: "coordinator-event-reporting", env: "LMCACHE_COORDINATOR_EVENT_REPORTING", kind: kindSwitch, help: "report what is stored and removed", stance: refused, why: member},
-		{name: "coordinator-event-flush-interval", env: "LMCACHE_COORDINATOR_EVENT_FLUSH_INTERVAL", kind: kindFloat, def: "1.0", help: "seconds between reports",
-			check: seconds(0), stance: refused, why: member},
+		{
+			name: "coordinator-event-flush-interval", env: "LMCACHE_COORDINATOR_EVENT_FLUSH_INTERVAL", kind: kindFloat, def: "1.0", help: "seconds between reports",
+			check: seconds, stance: refused, why: member,
+		},
 		{name: "coordinator-event-transport", def: "http", choices: []string{"http", "kafka"}, help: "how reports travel", stance: refused, why: "reports would travel by http only: leave it out"},
 		{name: "coordinator-kafka-bootstrap-servers", help: "Kafka brokers", stance: accepted, why: kafka},
 		{name: "coordinator-kafka-topic", def: "lmcache-cache-events", help: "Kafka topic", stance: accepted, why: kafka},
 		{name: "coordinator-kafka-delivery-timeout", kind: kindFloat, def: "300.0", help: "Kafka delivery timeout", stance: accepted, why: kafka},
-		{name: "coordinator-blend-timeout", kind: kindFloat, def: "1.0", help: "seconds a match may take", check: seconds(0), stance: accepted, why: blend},
+		{name: "coordinator-blend-timeout", kind: kindFloat, def: "1.0", help: "seconds a match may take", check: seconds, stance: accepted, why: blend},
 		{name: "coordinator-blend-match-concurrency", kind: kindInt, def: "8", help: "matches at once", check: atLeast(1), stance: accepted, why: blend},
 		{name: "coordinator-l2-event-reporting", kind: kindSwitch, hidden: true, help: "old name of --coordinator-event-reporting", stance: refused, why: member},
 		{name: "coordinator-l2-event-flush-interval", kind: kindFloat, hidden: true, help: "old name of --coordinator-event-flush-interval", stance: refused, why: member},
@@ -131,34 +151,56 @@ func ownFlags() []row {
 		{name: "check", kind: kindSwitch, help: "look whether the server could start, print everything about the configuration, and end"},
 		{name: "log-format", def: "text", choices: []string{"text", "json"}, help: "format of the log on stderr"},
 		{name: "log-level", env: "LMCACHE_LOG_LEVEL", def: "INFO", choices: []string{"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}, help: "least severe line of the log"},
-		{name: "on-register-failure", def: string(mpserver.RegisterRefuse), choices: []string{"refuse", "degrade"},
+		{
+			name: "on-register-failure", def: string(mpserver.RegisterRefuse), choices: []string{"refuse", "degrade"},
 			help:  "a worker that cannot be served: refuse ends its engine's start with the reason in our log, degrade lets it run without a cache",
-			apply: func(o *mpserver.Options, v value) { o.OnRegisterFailure = mpserver.RegisterFailurePolicy(v.text) }},
-		{name: "no-http", kind: kindSwitch, help: "serve no HTTP at all",
+			apply: func(o *mpserver.Options, v value) { o.OnRegisterFailure = mpserver.RegisterFailurePolicy(v.text) },
+		},
+		{
+			name: "no-http", kind: kindSwitch, help: "serve no HTTP at all",
 			apply: func(o *mpserver.Options, v value) {
 				if v.on {
 					o.HTTPPort = -1
 				}
-			}},
-		{name: "workers", kind: kindInt, def: "0", help: "requests that run at once beside the request loop; 0 is twice the CPUs, at least 4", check: between(0, 1<<16),
-			apply: func(o *mpserver.Options, v value) { o.Workers = int(v.n) }},
-		{name: "lane-depth", kind: kindInt, def: "1024", help: "requests of one client that may wait", check: between(1, 1<<20),
-			apply: func(o *mpserver.Options, v value) { o.LaneDepth = int(v.n) }},
-		{name: "max-message-size", kind: kindSize, unit: 1, def: "2147483647", help: "largest frame that is read, in bytes or with a unit",
+			},
+		},
+		{
+			name: "workers", kind: kindInt, def: "0", help: "requests that run at once beside the request loop; 0 is twice the CPUs, at least 4", check: between(0, 1<<16),
+			apply: func(o *mpserver.Options, v value) { o.Workers = int(v.n) },
+		},
+		{
+			name: "lane-depth", kind: kindInt, def: "1024", help: "requests of one client that may wait", check: between(1, 1<<20),
+			apply: func(o *mpserver.Options, v value) { o.LaneDepth = int(v.n) },
+		},
+		{
+			name: "max-message-size", kind: kindSize, unit: 1, def: "2147483647", help: "largest frame that is read, in bytes or with a unit",
 			check: between(64<<10, 1<<31-1),
-			apply: func(o *mpserver.Options, v value) { o.MaxMessageBytes = v.n }},
-		{name: "prompt-cache-size", kind: kindSize, unit: 1, def: "64MiB", help: "memory for hashes of prompts, in bytes or with a unit",
+			apply: func(o *mpserver.Options, v value) { o.MaxMessageBytes = v.n },
+		},
+		{
+			name: "prompt-cache-size", kind: kindSize, unit: 1, def: "64MiB", help: "memory for hashes of prompts, in bytes or with a unit",
 			check: atLeast(64 << 10),
-			apply: func(o *mpserver.Options, v value) { o.PromptCacheBytes = v.n }},
-		{name: "connection-grace-seconds", kind: kindFloat, def: "5", help: "how long a client whose connection is gone keeps what it holds", check: seconds(0),
-			apply: func(o *mpserver.Options, v value) { o.ConnectionGrace = duration(v) }},
-		{name: "pending-lookup-timeout-seconds", kind: kindFloat, def: "1", help: "how long a lookup waits for chunks whose copy is in flight", check: seconds(0),
-			apply: func(o *mpserver.Options, v value) { o.PendingLookupTimeout = duration(v) }},
-		{name: "session-grace-seconds", kind: kindFloat, def: "30", help: "how long holds of an ended session stay valid for a retrieve that comes late", check: seconds(0),
-			apply: func(o *mpserver.Options, v value) { o.SessionGrace = duration(v) }},
-		{name: "drain-timeout-seconds", kind: kindFloat, def: "5", help: "how long a stop waits for copies in flight", check: seconds(0),
-			apply: func(o *mpserver.Options, v value) { o.DrainTimeout = duration(v) }},
-		{name: "python-hash-seed", env: "PYTHONHASHSEED", help: "the engines' PYTHONHASHSEED; matters to sha256_cbor only",
-			apply: func(o *mpserver.Options, v value) { o.PythonHashSeed = v.text }},
+			apply: func(o *mpserver.Options, v value) { o.PromptCacheBytes = v.n },
+		},
+		{
+			name: "connection-grace-seconds", kind: kindFloat, def: "5", help: "how long a client whose connection is gone keeps what it holds", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.ConnectionGrace = duration(v) },
+		},
+		{
+			name: "pending-lookup-timeout-seconds", kind: kindFloat, def: "1", help: "how long a lookup waits for chunks whose copy is in flight", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.PendingLookupTimeout = duration(v) },
+		},
+		{
+			name: "session-grace-seconds", kind: kindFloat, def: "30", help: "how long holds of an ended session stay valid for a retrieve that comes late", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.SessionGrace = duration(v) },
+		},
+		{
+			name: "drain-timeout-seconds", kind: kindFloat, def: "5", help: "how long a stop waits for copies in flight", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.DrainTimeout = duration(v) },
+		},
+		{
+			name: "python-hash-seed", env: "PYTHONHASHSEED", help: "the engines' PYTHONHASHSEED; matters to sha256_cbor only",
+			apply: func(o *mpserver.Options, v value) { o.PythonHashSeed = v.text },
+		},
 	}
 }

@@ -61,6 +61,7 @@ func (r *row) printHelp(w io.Writer) {
 		} else {
 			text += ". Not served: " + r.why
 		}
+	default: // served: nothing to add
 	}
 	for _, line := range wrap(text, 90) {
 		fmt.Fprintf(w, "      %s\n", line)
@@ -84,11 +85,12 @@ func (r *row) argument() string {
 		return " [VALUE ...]"
 	case kindAppend:
 		return " JSON (repeatable)"
+	default:
+		if len(r.choices) > 0 {
+			return " {" + strings.Join(r.choices, ",") + "}"
+		}
+		return " VALUE"
 	}
-	if len(r.choices) > 0 {
-		return " {" + strings.Join(r.choices, ",") + "}"
-	}
-	return " VALUE"
 }
 
 // wrap breaks text into lines of at most width bytes where there are spaces.

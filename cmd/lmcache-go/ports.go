@@ -32,7 +32,7 @@ func (h machine) checkPorts(host string, port int, httpHost string, httpPort int
 		if p.flag == "port" {
 			addr = bindAddress(addr) // as serve does for libzmq
 		}
-		l, err := net.Listen("tcp", net.JoinHostPort(addr, strconv.Itoa(p.port)))
+		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(addr, strconv.Itoa(p.port)))
 		if err == nil {
 			held = append(held, l)
 			continue

@@ -74,6 +74,7 @@ func (r *row) variable(text string) (value, error) {
 				text = r.def
 			}
 		}
+	default:
 	}
 	v, err := r.convert(text)
 	if err != nil {

@@ -83,7 +83,9 @@ func TestGivenSize(t *testing.T) {
 
 func TestUnknownMemory(t *testing.T) {
 	h := fakeMachine(0, 0)
-	h.memory = func() (memlimit.Memory, error) { return memlimit.Memory{}, fmt.Errorf("%w: no /proc", memlimit.ErrUnknown) }
+	h.memory = func() (memlimit.Memory, error) {
+		return memlimit.Memory{}, fmt.Errorf("%w: no /proc", memlimit.ErrUnknown)
+	}
 	_, err := read(t, "--l1-size-gb", "1").size(h)
 	require.NoError(t, err, "a given size is believed")
 	s := read(t)
@@ -109,7 +111,7 @@ func TestOldSegment(t *testing.T) {
 	r, err := size()
 	require.NoError(t, err)
 	require.Equal(t, "lmcache_l1_pool_pool", asked)
-	require.Equal(t, int64(3*gib), r.stale)
+	require.Equal(t, 3*gib, r.stale)
 
 	h.mappedBy = func(string) []process { return []process{{1, "lmcache-go"}} }
 	_, err = size()
@@ -136,7 +138,7 @@ func TestThisMachine(t *testing.T) {
 	require.Zero(t, h.segment(name))
 	f, err := os.OpenFile(filepath.Join(shmFolder, name), os.O_CREATE|os.O_RDWR, 0o600)
 	require.NoError(t, err)
-	defer os.Remove(f.Name())
+	t.Cleanup(func() { _ = os.Remove(f.Name()) })
 	require.NoError(t, f.Truncate(8192))
 	require.Equal(t, int64(8192), h.segment(name))
 	require.Empty(t, h.mappedBy(name))

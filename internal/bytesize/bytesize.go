@@ -29,8 +29,14 @@ var units = []struct {
 	suffix string
 	bytes  int64
 }{
-	{"kib", KiB}, {"mib", MiB}, {"gib", GiB}, {"tib", TiB},
-	{"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12},
+	{"kib", KiB},
+	{"mib", MiB},
+	{"gib", GiB},
+	{"tib", TiB},
+	{"kb", 1e3},
+	{"mb", 1e6},
+	{"gb", 1e9},
+	{"tb", 1e12},
 	{"b", 1},
 }
 

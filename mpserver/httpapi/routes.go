@@ -16,7 +16,7 @@ func (a *api) table() []route {
 	text := func(v any) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, v) }
 	}
-	return []route{
+	return append([]route{
 		get("/", text(greeting{"ok", "LMCache HTTP API"})),
 		get("/healthcheck", a.health),
 		get("/status", a.status),
@@ -26,7 +26,7 @@ func (a *api) table() []route {
 		get("/metrics", a.metrics),
 		post("/metrics/reset", a.resetMetrics),
 		post("/cache/clear", a.clear),
-	}
+	}, a.tierRoutes()...)
 }
 
 // greeting is the answer of GET / (lmcache 0.5.6, v1/multiprocess/http_apis).

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -74,11 +75,11 @@ func series(name string, labels ...string) string {
 	var b strings.Builder
 	b.WriteString(name)
 	sep := byte('{')
-	for i := 0; i < len(labels); i += 2 {
+	for pair := range slices.Chunk(labels, 2) {
 		b.WriteByte(sep)
-		b.WriteString(labels[i])
+		b.WriteString(pair[0])
 		b.WriteString(`="`)
-		b.WriteString(escape(labels[i+1]))
+		b.WriteString(escape(pair[1]))
 		b.WriteByte('"')
 		sep = ','
 	}
