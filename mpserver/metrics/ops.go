@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"sync/atomic"
 	"time"
 
 	vm "github.com/VictoriaMetrics/metrics"
@@ -12,7 +13,7 @@ type Op struct {
 	m        *Metrics
 	name     string
 	requests *vm.Counter
-	duration *vm.PrometheusHistogram
+	duration atomic.Pointer[vm.PrometheusHistogram] // made on first use: 22 series each
 }
 
 // durationBounds cover an answer on the loop (10 µs) to a copy that is about to
@@ -24,7 +25,7 @@ var durationBounds = []float64{1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5
 func (m *Metrics) Op(name string) *Op {
 	op, ok := m.ops.get(name, func() (string, *Op) { return name, m.newOp(name) })
 	if !ok {
-		op = m.newOp(Other)
+		op = m.newOp(Other) // the same series, though not the same handle
 	}
 	return op
 }
@@ -34,7 +35,6 @@ func (m *Metrics) newOp(name string) *Op {
 		m:        m,
 		name:     name,
 		requests: m.set.GetOrCreateCounter(series(nameRequests, "op", name)),
-		duration: m.set.GetOrCreatePrometheusHistogramExt(series(nameDuration, "op", name), durationBounds),
 	}
 }
 
@@ -45,7 +45,12 @@ func (o *Op) Count() { o.requests.Inc() }
 // Done counts an answered request that took d from arrival to answer.
 func (o *Op) Done(d time.Duration) {
 	o.requests.Inc()
-	o.duration.Update(d.Seconds())
+	h := o.duration.Load()
+	if h == nil {
+		h = o.m.set.GetOrCreatePrometheusHistogramExt(series(nameDuration, "op", o.name), durationBounds)
+		o.duration.Store(h)
+	}
+	h.Update(d.Seconds())
 }
 
 // Failed counts a request that was answered as the operation's failure. It
