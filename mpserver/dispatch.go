@@ -78,12 +78,9 @@ const (
 	deadlineLong  = 120 * time.Second
 )
 
-// numOps is one more than the largest [wire.Op].
-const numOps = int(wire.OpServerModuleCall) + 1
-
 // table is every operation that a default server registers; whatever is not
 // in it is refused.
-var table = [numOps]operation{
+var table = [wire.NumOps]operation{
 	wire.OpNoop:                   {laneRequest, true, deadlineShort, handleNoop, failRefuse},
 	wire.OpGetChunkSize:           {laneRequest, true, deadlineShort, handleGetChunkSize, failRefuse},
 	wire.OpGetExperimental:        {laneRequest, true, deadlineShort, handleGetExperimental, failRefuse},
@@ -169,7 +166,11 @@ func (s *Server) dispatch(r *request) {
 	}
 	l := &r.client.lanes[r.row.class]
 	if r.row.inline && r.size <= inlineBytes && l.idle() && s.mayInline(r) {
-		s.answer(r, s.execute(r), true)
+		out := s.execute(r)
+		if s.sock.woken.Load() {
+			s.flush() // replies of the lane that has just become idle go first
+		}
+		s.answer(r, out, true)
 		return
 	}
 	ok, ready := l.push(r, s.opt.LaneDepth)

@@ -26,7 +26,7 @@ type Server struct {
 	cache  *l1cache.Cache
 	hasher *hash.Hasher
 	met    *metrics.Metrics
-	ops    [numOps]*metrics.Op // counters of each operation; 0 is whatever is not served
+	ops    [wire.NumOps]*metrics.Op // counters of each operation; 0 is whatever is not served
 
 	sock      *transport
 	lanes     *pool
