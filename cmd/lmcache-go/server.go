@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/lmcache-go/lmcache-go/mpserver"
 )
@@ -49,14 +50,18 @@ func runServer(args []string, c console) int {
 
 func disabled(v string) bool { return v == "1" || v == "true" || v == "yes" }
 
+// sameSignal is how long after a signal another one counts as the same: timeout(1)
+// and some supervisors signal a process and then its whole group.
+const sameSignal = 200 * time.Millisecond
+
 // serve runs the server until a signal.
 func serve(c console, p plan, log *slog.Logger) int {
 	// Signals are taken from here on: one that comes while the pool is mapped
 	// must stop the server and not leave a segment behind.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	// After the first signal the default is back, and the second one ends the process.
-	defer context.AfterFunc(ctx, stop)()
+	// After the first signal the default comes back, and the second one ends the process.
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(sameSignal, stop) })()
 
 	o := p.options
 	o.Logger = log
