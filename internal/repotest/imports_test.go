@@ -34,7 +34,7 @@ var edges = map[string][]string{
 	"connector":    {"mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "cuda", "internal"},
 	"connector/pd": {"connector", "nixl", "cuda", "internal"},
 
-	"bench":       {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
+	"bench":       {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "l1cache", "internal"},
 	"conformance": {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
 }
 
