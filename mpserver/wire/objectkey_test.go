@@ -17,9 +17,10 @@ type goldenObjectKeys struct {
 	} `json:"kv_rank"`
 	Derived []struct {
 		Request struct {
-			ObjectGroup int  `json:"object_group"`
-			WorldSize   int  `json:"world_size"`
-			WorkerID    *int `json:"worker_id"`
+			ObjectGroup int    `json:"object_group"`
+			WorldSize   int    `json:"world_size"`
+			WorkerID    *int   `json:"worker_id"`
+			CacheSalt   string `json:"cache_salt"`
 		} `json:"request"`
 		Keys []struct {
 			ChunkHash  string `json:"chunk_hash"`
@@ -55,7 +56,7 @@ func TestGoldenObjectNames(t *testing.T) {
 			// Chunk-major, rank-minor.
 			o := ObjectKey{
 				ChunkHash: unhex(t, g.ChunkHash), Model: "test/model-7b",
-				Rank: ranks[i%len(ranks)], Group: d.Request.ObjectGroup,
+				Rank: ranks[i%len(ranks)], Group: d.Request.ObjectGroup, Salt: d.Request.CacheSalt,
 			}
 			if o.Rank != g.KVRank {
 				t.Errorf("rank: got %#x, want %#x", o.Rank, g.KVRank)
