@@ -21,7 +21,7 @@
 //	null = copyplan.NullChunks(l, group, ids, chunks, nullBlockID, null)
 //	… // reserve objects of l.Object[group].ObjectBytes() for the chunks that are not null
 //	p := copyplan.Acquire()
-//	if err := p.Add(&copyplan.Request{Layout: l, Group: group, BlockIDs: ids, Chunks: chunks}, objects, dev.Options()); err != nil {
+//	if err := p.Add(&copyplan.Request{Layout: l, Group: group, BlockIDs: ids, Chunks: chunks}, objects, dev.Traits().Plans); err != nil {
 //		p.Release()
 //		return err
 //	}

@@ -156,6 +156,13 @@ func (p *Plan) Add(r *Request, objects []Object, o Options) error {
 	return nil
 }
 
+// AddRun adds a copy that no request describes, such as one of engine blocks
+// into a buffer that is to be hashed.
+func (p *Plan) AddRun(r Run) {
+	p.Runs = append(p.Runs, r)
+	p.Bytes += r.Bytes
+}
+
 // group plans one kernel group's blocks of one object, from block first of the
 // kept ones on.
 func (p *Plan) group(g *kvlayout.KernelGroup, ids []int64, first, object int64, own, form *kvlayout.Region, o Options) {

@@ -263,6 +263,38 @@ func TestBetweenEngines(t *testing.T) {
 	}
 }
 
+// TestGather reads blocks in the order of the engine's tensor.
+func TestGather(t *testing.T) {
+	t.Parallel()
+	c := &shapes[slices.IndexFunc(shapes, func(s shape) bool { return s.name == "2" })]
+	e := c.make(t, rand.New(rand.NewPCG(6, 6)), layerFirst, nil)
+	_, pieces, err := e.layout.GatherOrder(1, []int64{5, 2})
+	require.NoError(t, err)
+	var p Plan
+	for q := range pieces {
+		p.AddRun(Run{q.Storage, q.Offset, p.Bytes, q.Bytes})
+	}
+	buf := make([]byte, p.Bytes)
+	run(t, &p, Store, e.mem, buf, 7)
+	i := 0
+	for _, block := range []int64{5, 2} {
+		for plane := range int64(2) {
+			for slot := range int64(nSlots) {
+				for head := range int64(nHeads) {
+					s, at := e.at(plane, 1, block, slot, head, 0)
+					if !bytes.Equal(buf[i:i+2*nWidth], e.mem[s][at:at+2*nWidth]) {
+						t.Fatalf("block %d plane %d slot %d head %d is not next", block, plane, slot, head)
+					}
+					i += 2 * nWidth
+				}
+			}
+		}
+	}
+	if i != len(buf) {
+		t.Errorf("%d of %d bytes", i, len(buf))
+	}
+}
+
 func TestConvert(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(4, 4))
