@@ -21,7 +21,7 @@ func benchmarkFresh(b *testing.B, o Options, n int) {
 	b.Helper()
 	o.CacheBytes = -1
 	h := newHasher(b, o)
-	body := appendTokens(nil, randomTokens(1, n))
+	body := encode(randomTokens(1, n))
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {
@@ -33,7 +33,7 @@ func benchmarkFresh(b *testing.B, o Options, n int) {
 
 func BenchmarkScan(b *testing.B) {
 	const n = 32768
-	body := appendTokens(nil, randomTokens(1, n))
+	body := encode(randomTokens(1, n))
 	out := make([]byte, 4*n)
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
@@ -66,7 +66,7 @@ func BenchmarkSeen(b *testing.B) {
 	for _, n := range []int{1024, 8192, 32768, 131072} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			h := newHasher(b, Options{ChunkSize: 256})
-			body := appendTokens(nil, randomTokens(1, n))
+			body := encode(randomTokens(1, n))
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
@@ -84,7 +84,7 @@ func BenchmarkFresh(b *testing.B) {
 	h := newHasher(b, Options{ChunkSize: 256, CacheBytes: 8 << 20})
 	bodies := make([][]byte, 128)
 	for i := range bodies {
-		bodies[i] = appendTokens(nil, randomTokens(uint64(i), n))
+		bodies[i] = encode(randomTokens(uint64(i), n))
 	}
 	b.ReportAllocs()
 	i := 0
@@ -103,7 +103,7 @@ func BenchmarkSharedPrefix(b *testing.B) {
 	system := randomTokens(1, 30720)
 	bodies := make([][]byte, 64)
 	for i := range bodies {
-		bodies[i] = appendTokens(nil, append(slices.Clone(system), randomTokens(uint64(i+2), 2048)...))
+		bodies[i] = encode(append(slices.Clone(system), randomTokens(uint64(i+2), 2048)...))
 	}
 	b.ReportAllocs()
 	i := 0
@@ -119,7 +119,7 @@ func BenchmarkSharedPrefix(b *testing.B) {
 // to 32k tokens; an iteration is one chunk.
 func BenchmarkGrowing(b *testing.B) {
 	const chunk, from, to = 256, 16384, 32768
-	body := appendTokens(nil, randomTokens(1, to))
+	body := encode(randomTokens(1, to))
 	h := newHasher(b, Options{ChunkSize: chunk})
 	n := from
 	b.ReportAllocs()
@@ -140,7 +140,7 @@ func BenchmarkGrowing(b *testing.B) {
 func BenchmarkSeenParallel(b *testing.B) {
 	const n = 8192
 	h := newHasher(b, Options{ChunkSize: 256})
-	body := appendTokens(nil, randomTokens(1, n))
+	body := encode(randomTokens(1, n))
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {

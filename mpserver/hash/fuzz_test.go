@@ -23,10 +23,10 @@ func countInts(body []byte) int {
 // and compares a hasher that remembers with one that does not.
 func FuzzPrompt(f *testing.F) {
 	g := loadGolden(f)
-	lcg := appendTokens(nil, g.tokens(f, "lcg_600"))
+	lcg := encode(g.tokens(f, "lcg_600"))
 	f.Add(lcg[:400], lcg[400:500], uint16(100), false)
-	f.Add(lcg, appendTokens(nil, upTo(300)), uint16(1000), true)
-	f.Add(appendTokens(nil, g.tokens(f, "big_values_48")), []byte{0xcf, 0, 0, 0, 1, 0, 0, 0, 0, 0xff, 0xd1}, uint16(3), false)
+	f.Add(lcg, encode(upTo(300)), uint16(1000), true)
+	f.Add(encode(g.tokens(f, "big_values_48")), []byte{0xcf, 0, 0, 0, 1, 0, 0, 0, 0, 0xff, 0xd1}, uint16(3), false)
 	f.Add([]byte{0xd0, 1, 0xd2, 0, 0, 0, 1, 0xd3}, []byte{0xc1, 0xa1, 'x'}, uint16(0), true)
 	f.Fuzz(func(t *testing.T, a, b []byte, cut uint16, cbor bool) {
 		o := Options{ChunkSize: 3, CacheBytes: 6 << 10}

@@ -88,7 +88,7 @@ func TestGoldenVectors(t *testing.T) {
 			}
 			h := newHasher(t, o)
 			tokens := g.tokens(t, v.Tokens)
-			body := appendTokens(nil, tokens)
+			body := encode(tokens)
 			p, n, err := h.Prompt(append(body, 0xc1), len(tokens))
 			require.NoError(t, err)
 			require.NoError(t, p.Err())

@@ -2,8 +2,8 @@ package hash
 
 import "encoding/binary"
 
-// appendTokens encodes tokens as a client does: each in its shortest form.
-func appendTokens(dst []byte, tokens []uint64) []byte {
+// encode writes tokens as a client does: each in its shortest form.
+func encode(tokens []uint64) (dst []byte) {
 	for _, v := range tokens {
 		switch {
 		case v < 0x80:

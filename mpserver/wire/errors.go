@@ -44,8 +44,7 @@ func inField(what string, name []byte, err error) error {
 
 // clip bounds what of a frame may end up in a log line.
 func clip(name []byte) string {
-	const max = 64
-	if len(name) > max {
+	if len(name) > 64 {
 		return fmt.Sprintf("%.64q...", name)
 	}
 	return string(name)

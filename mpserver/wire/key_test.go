@@ -83,8 +83,16 @@ func TestGoldenKeys(t *testing.T) {
 
 // keyMap is a key that keyDoc varies.
 var keyMap = []entry{
-	{"model_name", "m"}, {"world_size", 2}, {"worker_id", 1}, {"token_ids", []any{1, 2, 300}}, {"start", 0}, {"end", 3},
-	{"request_id", "r"}, {"cache_salt", "s"}, {"request_configs", []entry{{"a", 1}}}, {"num_kv_readers", 4},
+	{"model_name", "m"},
+	{"world_size", 2},
+	{"worker_id", 1},
+	{"token_ids", []any{1, 2, 300}},
+	{"start", 0},
+	{"end", 3},
+	{"request_id", "r"},
+	{"cache_salt", "s"},
+	{"request_configs", []entry{{"a", 1}}},
+	{"num_kv_readers", 4},
 }
 
 func TestKeyIsResetBetweenDecodes(t *testing.T) {
@@ -173,8 +181,16 @@ func TestSameRequest(t *testing.T) {
 	require.NoError(t, DecodeKey(doc(with(keyMap, "num_kv_readers", 9)), &b, nil))
 	require.True(t, a.SameRequest(&b))
 	for _, e := range []entry{
-		{"model_name", "n"}, {"world_size", 3}, {"worker_id", nil}, {"worker_id", 0}, {"token_ids", []any{1, 2, 301}},
-		{"token_ids", []any{1, 2}}, {"start", 1}, {"end", 2}, {"request_id", "q"}, {"cache_salt", ""},
+		{"model_name", "n"},
+		{"world_size", 3},
+		{"worker_id", nil},
+		{"worker_id", 0},
+		{"token_ids", []any{1, 2, 301}},
+		{"token_ids", []any{1, 2}},
+		{"start", 1},
+		{"end", 2},
+		{"request_id", "q"},
+		{"cache_salt", ""},
 	} {
 		require.NoError(t, DecodeKey(doc(with(keyMap, e.key, e.value)), &b, nil))
 		require.False(t, a.SameRequest(&b), "%v", e)

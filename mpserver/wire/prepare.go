@@ -72,8 +72,10 @@ type PrepareStoreReply struct {
 	ChunkIndices []int
 }
 
-var prepareStoreNames = []string{"context"}
-var prepareStoreContextNames = []string{"slots", "chunk_indices"}
+var (
+	prepareStoreNames        = []string{"context"}
+	prepareStoreContextNames = []string{"slots", "chunk_indices"}
+)
 
 // DecodePrepareStore reads the reply to prepare_store.
 func DecodePrepareStore(frame []byte) (*PrepareStoreReply, error) {
@@ -135,8 +137,10 @@ type PrepareRetrieveReply struct {
 	Slots []Slot
 }
 
-var prepareRetrieveNames = []string{"success", "data", "context"}
-var prepareRetrieveContextNames = []string{"slots"}
+var (
+	prepareRetrieveNames        = []string{"success", "data", "context"}
+	prepareRetrieveContextNames = []string{"slots"}
+)
 
 // DecodePrepareRetrieve reads the reply to prepare_retrieve.
 func DecodePrepareRetrieve(frame []byte) (*PrepareRetrieveReply, error) {
