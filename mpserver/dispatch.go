@@ -99,7 +99,7 @@ var table = [wire.NumOps]operation{
 	wire.OpPrepareRetrieve:        {laneTransfer, true, deadlineLong, handlePrepareRetrieve, failPrepareRetrieve},
 	wire.OpCommitRetrieve:         {laneTransfer, true, deadlineLong, handleCommitRetrieve, failFalse},
 	wire.OpRegisterKVCache:        {laneTransfer, false, deadlineLong, handleRegisterKVCache, failRegister},
-	wire.OpUnregisterKVCache:      {laneTransfer, true, deadlineLong, handleUnregister, failEmpty},
+	wire.OpUnregisterKVCache:      {laneTransfer, false, deadlineLong, handleUnregister, failEmpty},
 	wire.OpStore:                  {laneTransfer, true, deadlineLong, handleStore, failStore},
 	wire.OpRetrieve:               {laneTransfer, true, deadlineLong, handleRetrieve, failStore},
 	wire.OpP2PLookupAndLock:       {laneRequest, true, deadlineShort, handleP2PLookup, failP2PLookup},

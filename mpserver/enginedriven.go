@@ -32,7 +32,7 @@ func (t *transfer) match(scope l1cache.Scope) leaseMatch {
 
 // transfer decodes the key and instance of r. An empty reason means that the
 // range is one the worker may transfer: whole chunks, inside the tokens.
-func (s *Server) transfer(r *request) (t transfer, reason string) {
+func (s *Server) transfer(r *request, engine bool) (t transfer, reason string) {
 	k, err := s.decodeKey(r.payloads[0])
 	if err != nil {
 		return t, "payload"
@@ -41,7 +41,7 @@ func (s *Server) transfer(r *request) (t transfer, reason string) {
 	if t.instance, err = wire.DecodeInt(r.payloads[1]); err != nil {
 		return t, "payload"
 	}
-	t.in = s.instances.get(t.instance, true, r.client, time.Now())
+	t.in = s.instances.get(t.instance, engine, r.client, time.Now())
 	if t.in == nil {
 		return t, "unknown_instance"
 	}
@@ -70,9 +70,9 @@ func (s *Server) transfer(r *request) (t transfer, reason string) {
 }
 
 // reserve asks the store for the chunks of t that it lacks.
-func (s *Server) reserve(ctx context.Context, t *transfer, hashes []hash.Digest) (*l1cache.Reservation, error) {
-	g := t.in.layout.groups[0]
-	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, 0), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes})
+func (s *Server) reserve(ctx context.Context, t *transfer, group int, hashes []hash.Digest) (*l1cache.Reservation, error) {
+	g := &t.in.layout.groups[group]
+	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, group), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes, Order: g.formID})
 	if err != nil {
 		s.met.AllocationFailed(metrics.DuringStore, t.Model, len(hashes))
 	}
@@ -84,7 +84,7 @@ func (s *Server) reserve(ctx context.Context, t *transfer, hashes []hash.Digest)
 // them as stored. Without room there is no "slots" key at all: the worker
 // gathers, commits, and hears False, instead of taking the chunks as stored.
 func handlePrepareStore(s *Server, ctx context.Context, r *request) reply {
-	t, reason := s.transfer(r)
+	t, reason := s.transfer(r, true)
 	if reason != "" {
 		return s.failed(r, reason)
 	}
@@ -96,7 +96,7 @@ func handlePrepareStore(s *Server, ctx context.Context, r *request) reply {
 	if t.from == t.to || s.instances.handsFull(t.in, t.hand) {
 		return nothing
 	}
-	res, err := s.reserve(ctx, &t, t.chunks())
+	res, err := s.reserve(ctx, &t, 0, t.chunks())
 	if err != nil {
 		return s.failed(r, reserveReason(err))
 	}
@@ -138,7 +138,7 @@ func handleCommitStore(s *Server, ctx context.Context, r *request) reply {
 	if err != nil {
 		return s.failed(r, "payload")
 	}
-	t, reason := s.transfer(r)
+	t, reason := s.transfer(r, true)
 	if reason != "" && reason != "unknown_instance" {
 		return s.failed(r, reason)
 	}
@@ -201,7 +201,7 @@ func (s *Server) commitPickle(ctx context.Context, r *request, t *transfer, h *h
 	}
 	good, why := true, "shape"
 	if t.to > t.from { // what the prepared slots do not cover
-		res, err := s.reserve(ctx, t, t.chunks())
+		res, err := s.reserve(ctx, t, 0, t.chunks())
 		if err != nil {
 			good, why = false, reserveReason(err)
 		} else {
@@ -241,7 +241,7 @@ func (s *Server) fill(p *l1cache.Reservation, g *groupLayout, tensors []torchpic
 // handlePrepareRetrieve hands out the chunks of a hit: slots of the shared
 // pool that stay as they are until COMMIT_RETRIEVE, or a pickle.
 func handlePrepareRetrieve(s *Server, _ context.Context, r *request) reply {
-	t, reason := s.transfer(r)
+	t, reason := s.transfer(r, true)
 	if reason != "" {
 		return s.failed(r, reason)
 	}
@@ -250,13 +250,17 @@ func handlePrepareRetrieve(s *Server, _ context.Context, r *request) reply {
 	}
 	lay := t.in.layout
 	g := &lay.groups[0]
-	tr, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), t.rank, t.from, t.to, time.Now())
-	if err == nil && !s.sharesPool() {
-		defer tr.Done()
-		return s.retrievePickle(r, g, tr)
+	taken, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), 1, t.rank, t.from, t.to, time.Now())
+	var own *l1cache.Transfer
+	if err == nil {
+		own = taken[0]
+		if !s.sharesPool() {
+			defer own.Done()
+			return s.retrievePickle(r, g, own)
+		}
 	}
-	own := tr
-	if tr = s.instances.giveRead(t.in, t.hand, own); tr == nil {
+	tr := s.instances.giveRead(t.in, t.hand, own)
+	if tr == nil {
 		if own != nil {
 			own.Done()
 			return s.failed(r, "unknown_instance") // it has ended meanwhile
@@ -296,7 +300,7 @@ func (s *Server) retrievePickle(r *request, g *groupLayout, tr *l1cache.Transfer
 // handleCommitRetrieve ends a read of the shared pool. It is true also when
 // nothing was prepared: the worker has its bytes, or knows that it has not.
 func handleCommitRetrieve(s *Server, _ context.Context, r *request) reply {
-	t, reason := s.transfer(r)
+	t, reason := s.transfer(r, true)
 	switch reason {
 	case "":
 	case "payload":

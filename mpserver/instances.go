@@ -24,8 +24,9 @@ const (
 type instance struct {
 	id         int64
 	layout     *layout
-	engine     bool // engine-driven: the worker copies
-	ill        bool // its registration could not be served (--on-register-failure degrade)
+	engine     bool          // engine-driven: the worker copies
+	driven     *serverDriven // the server copies; nil for engine-driven and ill ones
+	ill        bool          // its registration could not be served (--on-register-failure degrade)
 	registered time.Time
 
 	conn     *client // who spoke for it last
@@ -91,10 +92,13 @@ type instances struct {
 	models    map[modelKey]*modelEntry        // guarded by mu
 	strangers *simplelru.LRU[int64, struct{}] // guarded by mu: unknown ids that were told False
 	limbo     map[limboKey]limboEntry         // guarded by mu
+	// retire is told of the streams and mappings of instances that have
+	// ended; it must not block.
+	retire func(*serverDriven)
 }
 
-func newInstances() *instances {
-	t := &instances{byID: map[int64]*instance{}, models: map[modelKey]*modelEntry{}, limbo: map[limboKey]limboEntry{}}
+func newInstances(retire func(*serverDriven)) *instances {
+	t := &instances{retire: retire, byID: map[int64]*instance{}, models: map[modelKey]*modelEntry{}, limbo: map[limboKey]limboEntry{}}
 	t.strangers, _ = simplelru.NewLRU[int64, struct{}](maxStrangers, nil)
 	return t
 }
@@ -105,19 +109,27 @@ var (
 	errLayoutConflict   = errors.New("another worker of this model and world size has registered a different KV layout")
 )
 
-// register adds in, or refreshes the known instance of the same id. A known id
-// with another layout is the same process starting over: what it had in its
-// hands goes into limbo.
+// refresh notes a registration of what is registered already; false when there
+// is something new in it.
+func (t *instances) refresh(id int64, l *layout, engine bool, c *client, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	in := t.byID[id]
+	if in == nil || in.ill || in.engine != engine || !in.layout.identical(l) {
+		return false
+	}
+	in.conn, in.lastSeen = c, now
+	return true
+}
+
+// register adds in. A known id with another layout is the same process starting
+// over: what it had in its hands goes into limbo.
 func (t *instances) register(in *instance, now time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.strangers.Remove(in.id)
 	mk := modelKey{in.layout.model, in.layout.worldSize}
 	if old := t.byID[in.id]; old != nil {
-		if old.layout.same(in.layout) && old.engine == in.engine && !old.ill && !in.ill {
-			old.conn, old.lastSeen = in.conn, now
-			return nil
-		}
 		t.drop(old, true)
 	}
 	if len(t.byID) >= maxInstances {
@@ -125,7 +137,7 @@ func (t *instances) register(in *instance, now time.Time) error {
 	}
 	e := t.models[mk]
 	if e != nil && !in.ill && e.refs > e.ill && !e.layout.same(in.layout) {
-		return fmt.Errorf("%w: registered is %s, this worker has %s: give one of the engines another model name, or its own server", errLayoutConflict, e.layout.desc, in.layout.desc)
+		return fmt.Errorf("%w: registered is %s, this worker has %s: give one of the engines another model name, or its own server", errLayoutConflict, e.layout.fingerprint, in.layout.fingerprint)
 	}
 	if e == nil {
 		e = &modelEntry{}
@@ -170,6 +182,9 @@ func (t *instances) drop(in *instance, mayWrite bool) {
 		t.limbo[limboKey{in.id, k}] = limboEntry{conn: in.conn, hand: h}
 	}
 	in.hands = nil
+	if in.driven != nil && t.retire != nil {
+		t.retire(in.driven)
+	}
 }
 
 // release ends a hand: nobody uses its memory any more.
@@ -182,16 +197,15 @@ func (h *hand) release() {
 	}
 }
 
-// unregister removes id; false when it was unknown.
-func (t *instances) unregister(id int64) bool {
+// unregister removes id and returns what it was, nil when it was unknown.
+func (t *instances) unregister(id int64) *instance {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	in := t.byID[id]
-	if in == nil {
-		return false
+	if in != nil {
+		t.drop(in, false)
 	}
-	t.drop(in, false)
-	return true
+	return in
 }
 
 // armPing makes the next PING of id hear False, after a registration that failed.

@@ -141,7 +141,11 @@ func TestExpiredReservation(t *testing.T) {
 
 // A connection that has ended takes the hits of its requests with it.
 func TestDeadSchedulersHitsYield(t *testing.T) {
-	s := startServer(t, func(o *Options) { shared(t)(o); o.ConnectionGrace = 20 * time.Millisecond; o.SessionGrace = 50 * time.Millisecond })
+	s := startServer(t, func(o *Options) {
+		shared(t)(o)
+		o.ConnectionGrace = 20 * time.Millisecond
+		o.SessionGrace = 50 * time.Millisecond
+	})
 	worker, sched := connect(t, s), connect(t, s)
 	worker.register(1)
 	tokens := prompt(1, testChunk)

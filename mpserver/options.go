@@ -67,6 +67,9 @@ type Options struct {
 	// PythonHashSeed is the engine's PYTHONHASHSEED where it is set; it matters
 	// to sha256_cbor only.
 	PythonHashSeed string
+	// SeparateObjectGroups gives each sliding-window size of a hybrid model its
+	// own objects (`--separate-object-groups`).
+	SeparateObjectGroups bool
 	// NullBlockID is the engine's block id for "no KV here". Default 0.
 	NullBlockID int
 	// TransferMode: default [TransferAuto].

@@ -15,18 +15,21 @@ func handleRegisterEngineDriven(s *Server, _ context.Context, r *request) reply 
 	if err := wire.DecodeEngineDrivenContext(r.payloads[0], &c); err != nil {
 		return s.registrationFailed(r, c.InstanceID, nil, err)
 	}
-	lay, err := engineDrivenLayout(&c, s.opt.ChunkSize)
+	lay, err := s.engineDrivenLayout(&c)
 	if err != nil {
 		return s.registrationFailed(r, c.InstanceID, nil, err)
+	}
+	name, size := s.advertisedPool()
+	if s.instances.refresh(c.InstanceID, lay, true, r.client, time.Now()) {
+		return value(wire.AppendEngineDrivenReply(nil, name, size))
 	}
 	in := &instance{id: c.InstanceID, layout: lay, engine: true, conn: r.client}
 	if err := s.instances.register(in, time.Now()); err != nil {
 		return s.registrationFailed(r, c.InstanceID, lay, err)
 	}
 	s.met.InstanceEvent("registered")
-	name, size := s.advertisedPool()
 	s.log.Info("registered", "component", "mq", "instance_id", c.InstanceID, "model", c.Model, "world_size", c.WorldSize,
-		"mode", TransferEngineDriven, "layout", lay.desc, "chunk_bytes", lay.groups[0].sizeBytes, "shm", name)
+		"mode", TransferEngineDriven, "layout", lay.fingerprint, "chunk_bytes", lay.groups[0].sizeBytes, "shm", name)
 	return value(wire.AppendEngineDrivenReply(nil, name, size))
 }
 
@@ -61,14 +64,19 @@ func failRegister(s *Server, r *request) reply {
 	return s.registrationFailed(r, 0, nil, errors.New("the request is not what lmcache 0.5.6 sends, or came too late"))
 }
 
-func handleUnregister(s *Server, _ context.Context, r *request) reply {
+func handleUnregister(s *Server, ctx context.Context, r *request) reply {
 	id, err := wire.DecodeInt(r.payloads[0])
 	if err != nil {
 		return s.failed(r, "payload")
 	}
-	if s.instances.unregister(id) {
-		s.met.InstanceEvent("unregistered")
-		s.log.Info("unregistered", "component", "mq", "instance_id", id)
+	in := s.instances.unregister(id)
+	if in == nil {
+		return empty
+	}
+	s.met.InstanceEvent("unregistered")
+	s.log.Info("unregistered", "component", "mq", "instance_id", id)
+	if in.driven != nil {
+		in.driven.awaitClosed(ctx) // the engine frees its blocks when it hears us
 	}
 	return empty
 }

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/internal/device"
+	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
 	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
@@ -34,8 +36,11 @@ type Server struct {
 	instances *instances
 	sessions  *sessions
 	peers     p2pTasks
+	forms     kvlayout.Forms
+	cpu       *device.CPU
 	http      *httpServer
 	health    health
+	retiring  sync.WaitGroup // streams and mappings of ended instances
 	tasks     taskGroup
 
 	// draining: the server stops; new requests hear their failure.
@@ -94,8 +99,9 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.cpu = device.NewCPU(device.CPUOptions{})
 	s.clients = newClients()
-	s.instances = newInstances()
+	s.instances = newInstances(s.retire)
 	s.sessions = newSessions(s.cache, o)
 	s.lanes = newPool(o.workers(), s.runLane)
 	s.met.SetGauges(s.gauges)
@@ -182,6 +188,10 @@ func (s *Server) shutdown() error {
 	if s.instances != nil {
 		s.instances.close()
 	}
+	if s.cpu != nil {
+		errs = append(errs, s.cpu.Close())
+	}
+	s.retiring.Wait()
 	if s.cache != nil {
 		errs = append(errs, s.cache.Close())
 	}

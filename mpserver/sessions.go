@@ -277,10 +277,11 @@ func (t *sessions) matching(s *session, m leaseMatch) []*l1cache.Lease {
 	return out
 }
 
-// take moves one hold on each chunk [from, to) of rank from the lookup of id to
-// a transfer. When a chunk is not held, the holds on the others end and the
-// error is l1cache.ErrNotHeld.
-func (t *sessions) take(id string, m leaseMatch, rank uint32, from, to int, now time.Time) (*l1cache.Transfer, error) {
+// take moves one hold on each chunk [from, to) of rank, in each of the first
+// groups groups, from the lookup of id to transfers, one a group. When a chunk
+// is not held, the holds on the others end and the error is
+// l1cache.ErrNotHeld.
+func (t *sessions) take(id string, m leaseMatch, groups int, rank uint32, from, to int, now time.Time) ([]*l1cache.Transfer, error) {
 	t.mu.Lock()
 	s, ok := t.lru.Get(id)
 	if !ok {
@@ -296,15 +297,33 @@ func (t *sessions) take(id string, m leaseMatch, rank uint32, from, to int, now 
 			l.Free([]uint32{rank}, from, min(to, l.Hit()), 1)
 			continue
 		}
-		tr, takeErr := l.Take(0, rank, from, to)
-		if takeErr == nil {
+		var out []*l1cache.Transfer
+		if out, err = takeGroups(l, groups, rank, from, to); err == nil {
 			t.prune(id)
-			return tr, nil
+			return out, nil
 		}
-		err = takeErr
 	}
 	t.prune(id)
 	return nil, err
+}
+
+// takeGroups takes from all groups of a lease, or ends one hold in each.
+func takeGroups(l *l1cache.Lease, groups int, rank uint32, from, to int) (out []*l1cache.Transfer, err error) {
+	for g := range groups {
+		tr, takeErr := l.Take(g, rank, from, to)
+		if takeErr != nil {
+			err = takeErr
+			continue
+		}
+		out = append(out, tr)
+	}
+	if err != nil {
+		for _, tr := range out {
+			tr.Done()
+		}
+		return nil, err
+	}
+	return out, nil
 }
 
 // prune drops the leases of id that hold nothing any more, and the session

@@ -175,7 +175,7 @@ func TestLookupWaitsForCopiesInFlight(t *testing.T) {
 	require.NoError(t, err)
 	rank, _ := wire.KVRank(1, 0)
 	tr := &transfer{requestKey: &requestKey{Key: k, prompt: pr}, in: in, rank: rank}
-	res, err := s.reserve(t.Context(), tr, pr.Chunks())
+	res, err := s.reserve(t.Context(), tr, 0, pr.Chunks())
 	require.NoError(t, err)
 	res.BeginFill()
 
@@ -193,7 +193,7 @@ func TestLookupWaitsForCopiesInFlight(t *testing.T) {
 	other := keyOf("b", prompt(2, testChunk))
 	pr, _, err = s.hasher.Prompt(other.Tokens, other.TokenCount)
 	require.NoError(t, err)
-	res, err = s.reserve(t.Context(), tr, pr.Chunks())
+	res, err = s.reserve(t.Context(), tr, 0, pr.Chunks())
 	require.NoError(t, err)
 	res.BeginFill()
 	defer res.Abort()

@@ -1,0 +1,201 @@
+package mpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/lmcache-go/lmcache-go/internal/device"
+	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
+)
+
+// serverDriven is what the server holds of a worker whose blocks it copies: the
+// mappings of its KV cache and a stream each way, so that a load does not wait
+// behind stores, nor behind anybody else.
+type serverDriven struct {
+	instance int64
+	name     string // of the device, for metrics
+	dev      device.Device
+	memory   []device.Memory // one per storage of the layout
+	stores   device.Stream
+	loads    device.Stream
+	inflight atomic.Int64
+	closed   chan struct{} // closed when nothing touches the worker's memory any more
+}
+
+// errForeignMemory is what a registration hears whose memory cannot be opened here.
+var errForeignMemory = errors.New("the KV cache is in GPU memory, which this build does not serve yet: set lmcache.mp.mp_transfer_mode to engine_driven in kv_connector_extra_config, and give the server --shm-name")
+
+// registration is a decoded REGISTER_KV_CACHE.
+type registration struct {
+	id        int64
+	model     string
+	worldSize int
+	input     kvlayout.Input
+}
+
+// decodeRegistration reads the seven payloads (gpu-path 2).
+func (s *Server) decodeRegistration(r *request) (reg registration, err error) {
+	p := r.payloads
+	if reg.id, err = wire.DecodeInt(p[0]); err != nil {
+		return reg, fmt.Errorf("instance_id: %w", err)
+	}
+	if reg.model, err = wire.DecodeString(p[2]); err != nil {
+		return reg, fmt.Errorf("model_name: %w", err)
+	}
+	world, err := wire.DecodeInt(p[3])
+	if err != nil {
+		return reg, fmt.Errorf("world_size: %w", err)
+	}
+	reg.worldSize = int(world)
+	wrappers, err := wire.DecodeDeviceWrappers(p[1])
+	if err != nil {
+		return reg, fmt.Errorf("kv_cache: %w", err)
+	}
+	engine, err := wire.DecodeEngineType(p[4])
+	if err != nil {
+		return reg, fmt.Errorf("engine_type: %w", err)
+	}
+	var hints wire.LayoutHints
+	if err := wire.DecodeLayoutHints(p[5], &hints); err != nil {
+		return reg, fmt.Errorf("layout_hints: %w", err)
+	}
+	groups, err := wire.DecodeEngineGroupInfos(p[6])
+	if err != nil {
+		return reg, fmt.Errorf("engine_group_infos: %w", err)
+	}
+	in := kvlayout.Input{
+		Engine: kvlayout.Engine(engine), ChunkTokens: s.opt.ChunkSize, CPUEngine: true, SeparateObjectGroups: s.opt.SeparateObjectGroups,
+		Hints: kvlayout.Hints{KVLayout: hints.KVLayout, NumKVHeads: int64(hints.NumKVHeads), TokensPerBlock: int64(hints.TokensPerBlock), KVListLayout: hints.KVListLayout, HeadDim: int64(hints.HeadDim)},
+	}
+	for i := range wrappers {
+		w := &wrappers[i]
+		shm, ok := w.Source.(*wire.CPUShm)
+		if !ok {
+			return reg, fmt.Errorf("tensor %d is %s: %w", i, w.Source.Tag(), errForeignMemory)
+		}
+		m := &w.Metadata
+		in.Tensors = append(in.Tensors, kvlayout.Tensor{
+			DType: m.DType.Name, ElemBytes: m.DType.Size, Shape: m.Shape, Stride: m.Stride, Offset: m.StorageOffset,
+			Storage: shm.Name, StorageBytes: shm.SizeBytes,
+		})
+	}
+	for _, g := range groups {
+		in.Groups = append(in.Groups, kvlayout.GroupInfo{
+			EngineGroup: g.EngineGroupID, Layers: g.LayerIndices, TokensPerBlock: g.TokensPerBlock,
+			WindowTokens: g.WindowTokens, ExtraTag: g.ExtraGroupTag, Recurrent: g.RecurrentState,
+		})
+	}
+	reg.input = in
+	return reg, nil
+}
+
+// handleRegisterKVCache maps a worker's KV cache and works out how its blocks
+// become objects.
+func handleRegisterKVCache(s *Server, _ context.Context, r *request) reply {
+	reg, err := s.decodeRegistration(r)
+	if err != nil {
+		return s.registrationFailed(r, reg.id, s.illLayout(reg), fmt.Errorf("%w of instance %d: %w", errRegistration, reg.id, err))
+	}
+	kv, err := kvlayout.New(reg.input)
+	if err != nil {
+		return s.registrationFailed(r, reg.id, s.illLayout(reg), err)
+	}
+	lay, err := s.serverDrivenLayout(reg.model, reg.worldSize, kv)
+	if err != nil {
+		return s.registrationFailed(r, reg.id, s.illLayout(reg), err)
+	}
+	if s.instances.refresh(reg.id, lay, false, r.client, time.Now()) {
+		return empty
+	}
+	d, err := openServerDriven(reg.id, s.cpu, "cpu", kv)
+	if err != nil {
+		return s.registrationFailed(r, reg.id, lay, err)
+	}
+	in := &instance{id: reg.id, layout: lay, driven: d, conn: r.client}
+	if err := s.instances.register(in, time.Now()); err != nil {
+		s.retire(d)
+		return s.registrationFailed(r, reg.id, lay, err)
+	}
+	s.met.InstanceEvent("registered")
+	s.log.Info("registered", "component", "mq", "instance_id", reg.id, "model", reg.model, "world_size", reg.worldSize,
+		"mode", TransferLMCacheDriven, "device", d.name, "layout", lay.fingerprint, "tensors", len(reg.input.Tensors), "storages", len(kv.Storages))
+	return empty
+}
+
+// illLayout is a stand-in for a registration that was not understood, so that
+// --on-register-failure degrade knows which model counts 0. nil when not even
+// the pair is known.
+func (s *Server) illLayout(reg registration) *layout {
+	if checkPair(reg.model, reg.worldSize) != nil {
+		return nil
+	}
+	return &layout{model: reg.model, worldSize: reg.worldSize}
+}
+
+// openServerDriven maps all storages of a layout, or none.
+func openServerDriven(id int64, dev device.Device, name string, kv *kvlayout.Layout) (d *serverDriven, err error) {
+	d = &serverDriven{instance: id, name: name, dev: dev, closed: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			for _, m := range d.memory {
+				m.Close()
+			}
+		}
+	}()
+	for _, st := range kv.Storages {
+		m, err := dev.Open(st.Key, st.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%w of instance %d: %w", errRegistration, id, err)
+		}
+		d.memory = append(d.memory, m)
+	}
+	if d.stores, err = dev.NewStream(fmt.Sprintf("store %d", id)); err != nil {
+		return nil, err
+	}
+	if d.loads, err = dev.NewStream(fmt.Sprintf("load %d", id)); err != nil {
+		return nil, errors.Join(err, d.stores.Close(context.Background()))
+	}
+	return d, nil
+}
+
+// retireLimit is how long an ended instance's copies may take before the log
+// says that it is stuck.
+const retireLimit = 10 * time.Second
+
+// retire closes the streams and mappings of an ended instance beside
+// everything else. It does not block.
+func (s *Server) retire(d *serverDriven) {
+	s.retiring.Go(func() {
+		defer close(d.closed)
+		for _, st := range []device.Stream{d.stores, d.loads} {
+			for {
+				ctx, cancel := context.WithTimeout(context.Background(), retireLimit)
+				err := st.Close(ctx)
+				cancel()
+				if err == nil {
+					break
+				}
+				s.met.InstanceEvent("stuck")
+				s.log.Error("an ended worker's copies do not finish; its memory stays mapped until they do", "component", "device", "instance_id", d.instance, "err", err)
+				if s.draining.Load() {
+					return // the process ends; its mappings end with it
+				}
+			}
+		}
+		for _, m := range d.memory {
+			m.Close()
+		}
+	})
+}
+
+// awaitClosed waits until nothing touches the worker's memory any more, within ctx.
+func (d *serverDriven) awaitClosed(ctx context.Context) {
+	select {
+	case <-d.closed:
+	case <-ctx.Done():
+	}
+}
