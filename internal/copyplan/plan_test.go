@@ -263,6 +263,32 @@ func TestBetweenEngines(t *testing.T) {
 	}
 }
 
+// TestOverlappingLayers: rows of a 2-D copy must not overlap, which drivers
+// refuse; segments wider than the distance of layers stay runs.
+func TestOverlappingLayers(t *testing.T) {
+	t.Parallel()
+	in := kvlayout.Input{Engine: kvlayout.EngineAtom, ChunkTokens: 16}
+	for i := range int64(3) {
+		in.Tensors = append(in.Tensors, kvlayout.Tensor{
+			DType: "uint8", ElemBytes: 1, Shape: []int64{8, 4, 10}, Stride: []int64{40, 10, 1}, Offset: i * 80, Storage: "s", StorageBytes: 1000,
+		})
+	}
+	l, err := kvlayout.New(in)
+	require.NoError(t, err)
+	f := func(patterns, runs int, ids ...int64) {
+		t.Helper()
+		var p Plan
+		require.NoError(t, p.Add(&Request{Layout: l, BlockIDs: [][]int64{ids}, Chunks: 1}, []Object{{Bytes: 480}}, Options{PatternsBelow: Always}))
+		if len(p.Patterns) != patterns || len(p.Runs) != runs {
+			t.Errorf("ids %v: %d patterns, %d runs", ids, len(p.Patterns), len(p.Runs))
+		}
+	}
+	f(4, 0, 0, 2, 4, 6)
+	f(2, 0, 0, 1, 4, 5)
+	f(0, 6, 0, 1, 2, 5)
+	f(0, 3, 0, 1, 2, 3)
+}
+
 // TestGather reads blocks in the order of the engine's tensor.
 func TestGather(t *testing.T) {
 	t.Parallel()
