@@ -55,8 +55,8 @@ func (c *Cache) checkObjects() (n counters, owned map[uint32]bool, err error) {
 		owned[i] = true
 		refs[o.scope]++
 		bytes := c.bytesOf(o)
-		if o.sizeBytes <= 0 || o.sizeBytes > bytes || bytes-o.sizeBytes >= int64(c.o.AlignBytes) {
-			return n, nil, fmt.Errorf("object %d of %d bytes has %d", i, o.sizeBytes, bytes)
+		if has := int64(c.alloc.blocks.at(b).size) << c.shift; o.sizeBytes <= 0 || has != bytes {
+			return n, nil, fmt.Errorf("object %d of %d bytes has %d", i, o.sizeBytes, has)
 		}
 		n.objects[o.state]++
 		n.bytes[o.state] += bytes

@@ -44,10 +44,14 @@ func (c *Cache) Lookup(r LookupRequest, onSettled func()) (lease *Lease, pending
 	if c.usable() != nil {
 		return nil, false
 	}
-	w := walk{c: c, r: &r}
+	w := walk{c: c, r: r}
 	if !w.resolve() {
 		return nil, false // a group without any object
 	}
+	if need := len(r.Groups) * len(r.Ranks) * len(r.Hashes); cap(c.scratch) < need {
+		c.scratch = make([]uint32, need)
+	}
+	w.found = c.scratch[:cap(c.scratch)]
 	n := w.longest()
 	if w.metFilling && onSettled != nil {
 		w.optimistic = true
@@ -60,17 +64,18 @@ func (c *Cache) Lookup(r LookupRequest, onSettled func()) (lease *Lease, pending
 	if n == 0 {
 		return nil, false
 	}
-	return c.lease(&r, n), false
+	return c.lease(&w, n), false
 }
 
 // walk is the search of one lookup.
 type walk struct {
 	c          *Cache
-	r          *LookupRequest
+	r          LookupRequest
 	optimistic bool // take what is being filled for published
 	metFilling bool
 	scopes     [4]uint32
 	more       []uint32 // scopes of groups beyond the fourth
+	found      []uint32 // by group, chunk and rank: the objects met
 }
 
 // resolve finds the groups' scopes, without making them.
@@ -100,7 +105,8 @@ func (w *walk) scope(g int) uint32 {
 func (w *walk) has(g, i int) bool {
 	c := w.c
 	k := key{hash: w.r.Hashes[i], scope: w.scope(g)}
-	for _, rank := range w.r.Ranks {
+	found := w.foundAt(g, i)
+	for j, rank := range w.r.Ranks {
 		k.rank = rank
 		id, ok := c.index[k]
 		if !ok {
@@ -116,8 +122,15 @@ func (w *walk) has(g, i int) bool {
 		default:
 			return false
 		}
+		found[j] = id
 	}
 	return true
+}
+
+// foundAt is the part of found for one chunk of one group.
+func (w *walk) foundAt(g, i int) []uint32 {
+	at := (g*len(w.r.Hashes) + i) * len(w.r.Ranks)
+	return w.found[at : at+len(w.r.Ranks)]
 }
 
 // longest returns the number of chunks that can be served.
@@ -159,12 +172,12 @@ func (w *walk) longest() int {
 	return n
 }
 
-// firstFilling returns an object that a hit of n chunks waits for.
+// firstFilling returns an object that a hit of n chunks waits for. The walk was
+// optimistic.
 func (w *walk) firstFilling(n int) uint32 {
 	for g := range w.r.Groups {
 		for i := firstChunk(w.r.Groups[g].WindowChunks, n); i < n; i++ {
-			for _, rank := range w.r.Ranks {
-				id := w.c.index[key{w.r.Hashes[i], w.scope(g), rank}]
+			for _, id := range w.foundAt(g, i) {
 				if w.c.objects.at(id).state == filling {
 					return id
 				}
@@ -182,43 +195,32 @@ func firstChunk(windowChunks, n int) int {
 	return max(0, n-windowChunks)
 }
 
-// lease takes the holds of a hit of n chunks.
-func (c *Cache) lease(r *LookupRequest, n int) *Lease {
-	readers := min(max(r.Readers, 1), MaxReaders)
-	l := &Lease{
-		c: c, hashes: r.Hashes[:n:n], deadline: c.o.Now().Add(c.o.ReadTTL),
-	}
-	l.groups = append(l.groupBuf[:0], r.Groups...)
-	l.ranks = append(l.rankBuf[:0], r.Ranks...)
+// lease takes the holds of a hit of n chunks, all of which the walk has found.
+func (c *Cache) lease(w *walk, n int) *Lease {
+	readers := min(max(w.r.Readers, 1), MaxReaders)
+	l := &Lease{c: c, hashes: w.r.Hashes[:n:n], deadline: c.o.Now().Add(c.o.ReadTTL)}
+	l.groups = append(l.groupBuf[:0], w.r.Groups...)
+	l.ranks = append(l.rankBuf[:0], w.r.Ranks...)
 	entries := 0
 	for g := range l.groups {
 		entries += (n - l.first(g)) * len(l.ranks)
 	}
 	l.entries = make([]entry, entries)
-	base := 0
-	for g := range l.groups {
-		first := l.first(g)
-		scope, _ := c.scopes.lookup(l.groups[g].Scope)
-		for _, rank := range l.ranks {
-			for i := first; i < n; i++ {
-				id := c.index[key{r.Hashes[i], scope, rank}]
-				l.entries[base+i-first] = entry{slot: id, gen: c.objects.at(id).gen, left: uint32(readers)}
-				c.hold(id, readers, 0)
+	// The last chunk first, all its groups and ranks together: it becomes the
+	// oldest of them.
+	for i := n - 1; i >= 0; i-- {
+		for g := range l.groups {
+			if i < l.first(g) {
+				continue
 			}
-			base += n - first
+			for rank, id := range w.foundAt(g, i) {
+				c.hold(id, readers, 0)
+				c.touch(id)
+				*l.entry(g, rank, i) = entry{slot: id, gen: c.objects.at(id).gen, left: uint32(readers)}
+			}
 		}
 	}
 	l.left = entries * readers
-	// Last chunk first, all its groups and ranks together.
-	for i := n - 1; i >= 0; i-- {
-		for g := range l.groups {
-			for rank := range l.ranks {
-				if e := l.entry(g, rank, i); e != nil {
-					c.touch(e.slot)
-				}
-			}
-		}
-	}
 	c.leases.push(l)
 	c.n.leaseHolds += int64(l.left)
 	return l

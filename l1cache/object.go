@@ -1,5 +1,7 @@
 package l1cache
 
+import "unsafe"
+
 // state of an object. Its memory is its own in every state but absent.
 type state uint8
 
@@ -18,22 +20,29 @@ const (
 	numStates
 )
 
-// object is the record of one object, about 100 bytes and without pointers.
+// object is the record of one object: no pointers, and what a lookup changes on
+// one cache line, the key, which only leaving the cache needs, on another.
 type object struct {
-	key
-	sizeBytes  int64  // as asked for, not rounded
 	stamp      uint64 // recency: larger is younger; 0 while never published
-	block      uint32 // its memory
-	gen        uint32 // counts the users of this slot, so that a stale lease entry is known
+	sizeBytes  int64  // as asked for, not rounded
 	prev, next uint32 // recency list: prev is younger
 	holds      uint32 // of leases
 	yields     uint32 // of those, how many may be revoked
 	transfers  uint32 // reads in progress
+	gen        uint32 // counts the users of this slot, so that a stale lease entry is known
+	block      uint32 // its memory
 	marked     uint32 // by the search of this number
 	state      state
 	order      BlockOrder
 	linked     bool // in the recency list
+	_          [13]byte
+
+	key
+	_ [24]byte
 }
+
+// Compile-time check: two cache lines, so that records in a slab do not straddle.
+const _ uint = 128 - uint(unsafe.Sizeof(object{}))
 
 // evictable tells whether nobody holds or reads the object.
 func (o *object) evictable() bool {

@@ -7,7 +7,8 @@ import "github.com/lmcache-go/lmcache-go/internal/invariants"
 
 // bytesOf is the space an object takes, rounded up.
 func (c *Cache) bytesOf(o *object) int64 {
-	return int64(c.alloc.blocks.at(o.block).size) << c.shift
+	step := int64(c.o.AlignBytes)
+	return (o.sizeBytes + step - 1) &^ (step - 1)
 }
 
 func (c *Cache) offsetOf(o *object) int64 {
