@@ -5,11 +5,13 @@
 # Settings (environment):
 #   ROUNDS=3        pairs of each workload      SECONDS_EACH=2   length of one run
 #   POOL_GB=2       L1 of each server           OUT=FILE         keep the runs (one JSON object a line)
+#   DRIVER=loadgen  or raw, real: load_real_client.py with its bare driver, with the real client's classes
 #   LMCACHE_GO_PYTHON=python of an environment with lmcache 0.5.6; default: conformance/refenv.sh makes one
 #   OURS=bin/lmcache-go                         our binary
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+driver=${DRIVER:-loadgen}
 rounds=${ROUNDS:-3} each=${SECONDS_EACH:-2} pool=${POOL_GB:-2} ours=${OURS:-bin/lmcache-go}
 python=${LMCACHE_GO_PYTHON:-$(conformance/refenv.sh)/bin/python}
 work=$(mktemp -d)
@@ -70,7 +72,7 @@ start_real() {
   LMCACHE_TRACK_USAGE=false LMCACHE_DISABLE_BANNER=1 LMCACHE_LOG_LEVEL=WARNING PYTHONWARNINGS=ignore \
     "$(dirname "$python")/lmcache" server --host 127.0.0.1 --port "${p[0]}" --http-port "${p[1]}" \
     --prometheus-port "${p[2]}" --supported-transfer-mode auto --eviction-policy LRU \
-    --l1-size-gb "$pool" --l1-init-size-gb "$pool" "${shm[@]}" >"$work/real-$1.log" 2>&1 &
+    --l1-size-gb "$pool" --no-l1-use-lazy "${shm[@]}" >"$work/real-$1.log" 2>&1 &
   port=${p[0]} pid=$!
 }
 start_ours() {
@@ -91,6 +93,18 @@ await() { # await NAME: until the server on $port answers
   echo "peer: the $1 server did not come up:" >&2
   tail -n 20 "$work/$1-$2.log" >&2
   exit 1
+}
+
+run() { # run LABEL URL PID FLAG...: one JSON object on stdout
+  local label=$1 url=$2 pid=$3
+  shift 3
+  if [ "$driver" = loadgen ]; then
+    "$work/loadgen" --json --label "$label" --url "$url" --server-pid "$pid" "$@"
+    return
+  fi
+  local raw=()
+  [ "$driver" = raw ] && raw=(--raw)
+  "$python" bench/load_real_client.py "${raw[@]}" --url "$url" --server-pid "$pid" "$@" | sed "s|^{|{\"label\": \"$label\", |"
 }
 
 wanted() { # wanted NAME CHOSEN...
@@ -121,8 +135,7 @@ for mode in shm pickle; do
       for who in real ours; do
         if [ $who = real ]; then port=$real_port pid=$real_pid; else port=$our_port pid=$our_pid; fi
         echo "peer: $name, round $((i + 1)) of $rounds, $who" >&2
-        "$work/loadgen" --url "tcp://127.0.0.1:$port" --server-pid "$pid" --mode "$mode" --clear --json \
-          --label "$name/$who" --seconds "$each" "${flags[@]}" >>"$out" ||
+        run "$name/$who" "tcp://127.0.0.1:$port" "$pid" --mode "$mode" --clear --seconds "$each" "${flags[@]}" >>"$out" ||
           echo "peer: $name against $who reported an error, see the line of the run" >&2
       done
     done
