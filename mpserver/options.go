@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
@@ -112,6 +113,8 @@ type Options struct {
 	// L1 is the store of chunks in host memory.
 	L1 L1Options
 
+	// DisableMetrics leaves the server's own series out of GET /metrics.
+	DisableMetrics bool
 	// Logger: default discards.
 	Logger *slog.Logger
 	// Version is what GET /version tells. Default "unknown".
@@ -143,10 +146,18 @@ type L1Options struct {
 	EvictionRatio float64
 }
 
-// shmPrefix is what every segment name starts with
-// (lmcache 0.5.6, v1/distributed/memory_manager: the client derives nothing
-// from it, but operators look for it in /dev/shm).
-const shmPrefix = "lmcache_l1_pool_"
+// ShmPrefix is what the name of every segment starts with (lmcache 0.5.6,
+// v1/multiprocess/config: operators look for it in /dev/shm).
+const ShmPrefix = "lmcache_l1_pool_"
+
+// SegmentName is the name below /dev/shm for an [L1Options].ShmName, "" for "".
+func SegmentName(shmName string) string {
+	name := strings.TrimLeft(shmName, "/")
+	if name == "" || strings.HasPrefix(name, ShmPrefix) {
+		return name
+	}
+	return ShmPrefix + name
+}
 
 // maxFrameBytes is INT_MAX: zmq_msg_recv returns the length as an int and caps it there.
 const maxFrameBytes = 1<<31 - 1

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,7 +62,7 @@ func New(o Options) (*Server, error) {
 	if s.hasher, err = hash.New(hash.Options{Algorithm: o.HashAlgorithm, ChunkSize: o.ChunkSize, CacheBytes: o.PromptCacheBytes, PythonHashSeed: o.PythonHashSeed}); err != nil {
 		return nil, err
 	}
-	s.met = metrics.New(metrics.Options{InstanceID: o.InstanceID, Version: o.Version})
+	s.met = metrics.New(metrics.Options{InstanceID: o.InstanceID, Version: o.Version, Hide: o.DisableMetrics})
 	for op := range s.ops {
 		if name := wire.Op(op).String(); table[op].handle != nil || op == 0 {
 			s.ops[op] = s.met.Op(name)
@@ -84,7 +83,7 @@ func New(o Options) (*Server, error) {
 			return nil, err
 		}
 	}
-	name := o.L1.segmentName()
+	name := SegmentName(o.L1.ShmName)
 	s.arena, err = l1cache.OpenArena(l1cache.ArenaOptions{ShmName: name, SizeBytes: o.L1.SizeBytes, Logger: o.Logger.With("component", "l1")})
 	if err != nil {
 		err = fmt.Errorf("map the L1 pool of %d bytes: %w", o.L1.SizeBytes, err)
@@ -106,15 +105,6 @@ func New(o Options) (*Server, error) {
 	s.lanes = newPool(o.workers(), s.runLane)
 	s.met.SetGauges(s.gauges)
 	return s, nil
-}
-
-// segmentName is the name under /dev/shm, "" for a private pool.
-func (o L1Options) segmentName() string {
-	name := strings.TrimLeft(o.ShmName, "/")
-	if name == "" || strings.HasPrefix(name, shmPrefix) {
-		return name
-	}
-	return shmPrefix + name
 }
 
 // sharesPool reports whether engine-driven clients copy through the shared

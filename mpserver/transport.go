@@ -1,7 +1,6 @@
 package mpserver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -120,18 +119,13 @@ func newTransport(o Options) (*transport, error) {
 	return t, nil
 }
 
-// bind listens on tcp://host:port; port 0 asks the kernel. libzmq takes
-// addresses and interfaces, names are resolved here: "localhost" is 127.0.0.1,
-// as in the reference, whatever /etc/hosts says.
+// bind listens on tcp://host:port; port 0 asks the kernel.
 func (t *transport) bind(host string, port int) error {
 	p := strconv.Itoa(port)
 	if port == 0 {
 		p = "*"
 	}
-	addr, err := bindAddress(host)
-	if err != nil {
-		return fmt.Errorf("--host %q: %w", host, err)
-	}
+	addr := BindAddress(host)
 	url := "tcp://" + net.JoinHostPort(addr, p)
 	if ip := net.ParseIP(addr); ip != nil && ip.To4() == nil {
 		if err := t.router.SetIpv6(true); err != nil {
@@ -150,28 +144,6 @@ func (t *transport) bind(host string, port int) error {
 	}
 	t.endpoint = ep
 	return nil
-}
-
-// resolveLimit bounds the look-up of a --host that is a name.
-const resolveLimit = 3 * time.Second
-
-func bindAddress(host string) (string, error) {
-	if host == "localhost" {
-		return "127.0.0.1", nil
-	}
-	if host == "*" || net.ParseIP(host) != nil {
-		return host, nil
-	}
-	if _, err := net.InterfaceByName(host); err == nil {
-		return host, nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), resolveLimit)
-	defer cancel()
-	ips, err := net.DefaultResolver.LookupHost(ctx, host)
-	if err != nil {
-		return "", fmt.Errorf("use an address of this machine: %w", err)
-	}
-	return ips[0], nil
 }
 
 // post hands a finished reply to the loop. Any goroutine.

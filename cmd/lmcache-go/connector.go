@@ -49,7 +49,7 @@ func dialHost(host string) string {
 		return "localhost"
 	}
 	if _, err := net.InterfaceByName(host); err == nil {
-		host = bindAddress(host)
+		host = mpserver.BindAddress(host)
 	}
 	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {
 		return "[" + host + "]"
@@ -65,7 +65,7 @@ func printConnector(w io.Writer, host string, port int, o mpserver.Options) {
 	case o.L1.ShmName == "":
 		fmt.Fprintf(w, "Engines without a GPU send their KV as pickles: add --shm-name NAME to copy through shared memory instead.\n")
 	default:
-		fmt.Fprintf(w, "Engines without a GPU copy through shared memory: %s/%s.\n", shmFolder, segmentName(o.L1.ShmName))
+		fmt.Fprintf(w, "Engines without a GPU copy through shared memory: %s/%s.\n", shmFolder, mpserver.SegmentName(o.L1.ShmName))
 	}
 }
 

@@ -141,11 +141,11 @@ func checkPluginConfig(v value) string {
 }
 
 func checkShmName(v value) string {
-	name := segmentName(v.text)
+	name := mpserver.SegmentName(v.text)
 	switch {
 	case v.text == "":
 		return ""
-	case name == shmPrefix, strings.ContainsAny(name, "/\x00"):
+	case name == mpserver.ShmPrefix, strings.ContainsAny(name, "/\x00"):
 		return fmt.Sprintf("is not a name of a segment: %q; use letters, digits, dots, dashes and underscores", v.text)
 	case len(name) > 255:
 		return fmt.Sprintf("is %d bytes long with its prefix; a segment's name has at most 255", len(name))

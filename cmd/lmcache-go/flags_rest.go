@@ -69,15 +69,20 @@ func httpFlags() []row {
 // observeFlags is the table of server-surface 2.6.
 func observeFlags() []row {
 	const (
-		always = "metrics are counters that cost next to nothing and stay on: leave it out"
 		otlp   = "traces and metrics are not pushed yet: leave it out and scrape GET /metrics"
 		gc     = "it watches CPython's collector: read go_gc_* on GET /metrics"
 		hashes = "lookups are not logged yet: leave it out"
 		trace  = "trace files are not written yet: leave it out"
 	)
 	return []row{
-		{name: "disable-observability", kind: kindSwitch, help: "no events, no metrics", stance: refused, why: always},
-		{name: "disable-metrics", kind: kindSwitch, help: "no metrics", stance: refused, why: always},
+		{
+			name: "disable-observability", kind: kindSwitch, help: "no events, no metrics of the server",
+			apply: func(o *mpserver.Options, v value) { o.DisableMetrics = o.DisableMetrics || v.on },
+		},
+		{
+			name: "disable-metrics", kind: kindSwitch, help: "no metrics of the server",
+			apply: func(o *mpserver.Options, v value) { o.DisableMetrics = o.DisableMetrics || v.on },
+		},
 		{name: "disable-grpc-metrics", kind: kindSwitch, help: "no metrics of the gRPC transport", stance: accepted, why: "there is no gRPC transport"},
 		{name: "disable-logging", kind: kindSwitch, help: "no log lines for events", stance: accepted, why: "single requests are logged at DEBUG only: use --log-level"},
 		{name: "enable-tracing", kind: kindSwitch, help: "OpenTelemetry spans", stance: refused, why: otlp},

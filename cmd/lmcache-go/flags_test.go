@@ -146,7 +146,6 @@ func TestRefusals(t *testing.T) {
 	f("--enable-tracing --otlp-endpoint http://localhost:4317", "--enable-tracing is not served")
 	f("--trace-level storage", "--trace-level storage is not served")
 	f("--lookup-hash-log-dir /x", "--lookup-hash-log-dir /x is not served")
-	f("--disable-metrics", "--disable-metrics is not served")
 	f("--metrics-sample-rate 0.01", "")
 	f("--metrics-sample-rate 0", "--metrics-sample-rate must be above 0")
 	f("--coordinator-url http://c", "--coordinator-url http://c is not served")
@@ -268,7 +267,7 @@ func TestShmNameFlag(t *testing.T) {
 	f("a/b", "is not a name")
 	f("lmcache_l1_pool_", "is not a name")
 	f(strings.Repeat("x", 250), "at most 255")
-	require.Equal(t, "lmcache_l1_pool_pool", segmentName("/pool"))
-	require.Equal(t, "lmcache_l1_pool_pool", segmentName("lmcache_l1_pool_pool"))
-	require.Empty(t, segmentName(""))
+	require.Equal(t, "lmcache_l1_pool_pool", mpserver.SegmentName("/pool"))
+	require.Equal(t, "lmcache_l1_pool_pool", mpserver.SegmentName("lmcache_l1_pool_pool"))
+	require.Empty(t, mpserver.SegmentName(""))
 }

@@ -47,19 +47,6 @@ func thisMachine() machine {
 	}
 }
 
-// shmPrefix is what the name of every segment starts with (lmcache 0.5.6,
-// v1/multiprocess/config: engines and operators look for it).
-const shmPrefix = "lmcache_l1_pool_"
-
-// segmentName is the name below /dev/shm for a --shm-name.
-func segmentName(flag string) string {
-	name := strings.TrimLeft(flag, "/")
-	if name == "" || strings.HasPrefix(name, shmPrefix) {
-		return name
-	}
-	return shmPrefix + name
-}
-
 func segmentBytes(name string) int64 {
 	st, err := os.Stat(filepath.Join(shmFolder, name))
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -70,28 +69,4 @@ func TestPortOwner(t *testing.T) {
 	l.Close()
 	_, ok = portOwner(port)
 	require.False(t, ok)
-}
-
-func TestBindAddress(t *testing.T) {
-	f := func(host, want string) {
-		t.Helper()
-		if got := bindAddress(host); got != want {
-			t.Errorf("bindAddress(%s) = %s, want %s", host, got, want)
-		}
-	}
-	f("localhost", "127.0.0.1")
-	f("*", "0.0.0.0")
-	f("127.0.0.1", "127.0.0.1")
-	f("::1", "::1")
-	f("[::1]", "::1")
-	f("no-such-host.invalid", "no-such-host.invalid")
-	ifaces, err := net.Interfaces()
-	require.NoError(t, err)
-	for _, i := range ifaces {
-		if i.Flags&net.FlagLoopback != 0 {
-			if got := bindAddress(i.Name); strings.Count(got, ".") == 3 {
-				f(i.Name, "127.0.0.1")
-			}
-		}
-	}
 }

@@ -65,7 +65,6 @@ func serve(c console, p plan, log *slog.Logger) int {
 
 	o := p.options
 	o.Logger = log
-	o.Host = bindAddress(o.Host)
 	srv, err := newServer(o)
 	if err != nil {
 		// A port that became busy since it was looked at: say by whom.

@@ -78,7 +78,7 @@ func TestRunServer(t *testing.T) {
 	code, out, errs := runHere(t, vars("LMCACHE_LOG_LEVEL", "info"), "server", "--port", "0", "--http-port", "0", "--instance-id", "prefiller", "--max-workers", "4")
 	require.Equal(t, exitOK, code, errs)
 	require.Equal(t, int64(4<<30), o.L1.SizeBytes)
-	require.Equal(t, "127.0.0.1", o.Host, "libzmq binds to addresses")
+	require.Equal(t, "localhost", o.Host)
 	require.Equal(t, "prefiller", o.InstanceID)
 	require.NotEmpty(t, o.Version)
 	require.NotNil(t, o.Logger)
@@ -205,7 +205,7 @@ func get(t *testing.T, url string) (int, string) {
 func TestServerProcess(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		name := fmt.Sprintf("lmcache_go_test_%d_%d", os.Getpid(), sig)
-		segment := shmFolder + "/" + segmentName(name)
+		segment := shmFolder + "/" + mpserver.SegmentName(name)
 		c := start(t, "1", "server", "--port", "0", "--http-port", "0", "--l1-size-gb", "8MiB", "--shm-name", name)
 		config := until(t, c.stdout, `--kv-transfer-config '(.*)'`)
 		var vllm connectorConfig

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lmcache-go/lmcache-go/internal/bytesize"
 	"github.com/lmcache-go/lmcache-go/internal/memlimit"
+	"github.com/lmcache-go/lmcache-go/mpserver"
 )
 
 // defaultPoolBytes is the pool of a server that was not told otherwise, where
@@ -47,7 +48,7 @@ func (h machine) measure(shmName string) (room, error) {
 	if r.shmSize, r.shmFree, err = h.shm(); err != nil {
 		return r, fmt.Errorf("--shm-name needs %s: %w", shmFolder, err)
 	}
-	name := segmentName(shmName)
+	name := mpserver.SegmentName(shmName)
 	held := h.segment(name)
 	if held == 0 {
 		return r, nil
