@@ -158,9 +158,8 @@ func (a *allocator) take(size uint64, owner uint32) uint32 {
 	return b
 }
 
-// give returns a block and merges it with free neighbours. It returns the
-// number of the free block that holds the space now.
-func (a *allocator) give(b uint32) uint32 {
+// give returns a block and merges it with free neighbours.
+func (a *allocator) give(b uint32) {
 	r := a.blocks.at(b)
 	a.freeSteps += r.size
 	r.owner = nilSlot
@@ -174,7 +173,6 @@ func (a *allocator) give(b uint32) uint32 {
 		a.absorb(b, n)
 	}
 	a.link(b)
-	return b
 }
 
 // absorb appends the block behind b to it.

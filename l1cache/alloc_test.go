@@ -35,20 +35,20 @@ func TestSizeClasses(t *testing.T) {
 }
 
 func TestAllocatorAgainstModel(t *testing.T) {
-	const steps = 4096
+	const steps = 1024
 	r := rand.New(rand.NewPCG(1, 2))
 	a := &allocator{}
 	a.grow(steps / 4)
 	taken := map[uint32]bool{}
 	owner := make([]uint32, steps) // by step; 0 is free
-	for i := range 20000 {
+	for i := range 10000 {
 		switch {
 		case i%997 == 0 && a.end < steps:
 			a.grow(min(steps, a.end+uint64(r.IntN(steps/4))))
 		case r.IntN(2) == 0:
 			size := uint64(1 + r.IntN(40))
 			if r.IntN(10) == 0 {
-				size = uint64(1 + r.IntN(600))
+				size = uint64(1 + r.IntN(200))
 			}
 			b := a.take(size, 1)
 			run, longest := uint64(0), uint64(0)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/internal/invariants"
 )
 
 // stream stores requests one after another and knows what it stored.
@@ -88,7 +90,11 @@ func TestStreamOfRandomSizes(t *testing.T) {
 	s := &stream{t: t, c: newCache(t, Options{Arena: sizedArena(t, pool), Evict: true})}
 	sizes := []int64{mib, 10 * mib, 32 * mib}
 	least, leastUsed := int64(pool), 1.0
-	for i := range 3000 {
+	requests := 3000
+	if invariants.Enabled {
+		requests = 600
+	}
+	for i := range requests {
 		s.store(1+r.IntN(4), sizes[r.IntN(3)])
 		if i < 200 {
 			continue

@@ -59,8 +59,9 @@ func (r EvictReason) String() string {
 		return "watermark"
 	case EvictClear:
 		return "clear"
+	default:
+		return "unknown"
 	}
-	return "unknown"
 }
 
 // Observer hears what happens to objects. Calls come from whichever goroutine
