@@ -121,7 +121,9 @@ func BenchmarkStoreMixed(b *testing.B) {
 		put()
 		worst = max(worst, time.Since(t))
 	}
+	st := c.Stats()
 	b.ReportMetric(float64(worst.Microseconds()), "worst-us")
+	b.ReportMetric(100*st.Usage(), "%used")
 }
 
 // BenchmarkContended is a lookup cycle on all CPUs at once: the price of one mutex.

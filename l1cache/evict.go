@@ -171,22 +171,31 @@ func (c *Cache) younger(i uint32) uint32 {
 	}
 }
 
+// searchMax is how many objects a search for a hole looks at before it starts to
+// evict the oldest of them, hole or not. It bounds the time under the lock, and
+// how many old objects in the wrong places a pool of mixed sizes carries along.
+const searchMax = 64
+
 // makeHole evicts so that a free block of steps exists. It marks objects in the
 // order of their age until the marked and the free blocks beside the last one
 // make a run that is large enough, and evicts from that run only what is needed.
 // Thus the youngest object that goes is as old as it can be, older ones in the
-// wrong places stay, and with objects of one size it is the oldest that goes.
-// False: there is no such run.
+// wrong places stay for now, and with objects of one size it is the oldest that
+// goes. False: there is no such run.
 func (c *Cache) makeHole(steps uint64, fx *effects) bool {
 	if c.search++; c.search == 0 {
 		c.search = 1 // 0 is no mark
 	}
+	seen := 0
 	for i := c.oldest(); i != nilSlot; i = c.younger(i) {
 		o := c.objects.at(i)
 		o.marked = c.search
 		if low, high, ok := c.runAround(o.block, steps); ok {
 			c.evictSpan(low, high, i, fx)
 			return true
+		}
+		if seen++; seen > searchMax {
+			c.evict(c.oldest(), EvictDemand, fx)
 		}
 	}
 	return false
