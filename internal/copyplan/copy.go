@@ -28,6 +28,14 @@ type Pos struct {
 // End is the place behind the last copy.
 func (p *Plan) End() Pos { return Pos{Op: len(p.Runs) + len(p.Patterns)} }
 
+// Stores that bypass the caches spare reading what is overwritten, a third of
+// the traffic. They pay where more is copied than the caches hold: for plans
+// from streamPlan bytes on, in pieces from streamMin bytes on.
+const (
+	streamPlan = 4 << 20
+	streamMin  = 256
+)
+
 // maxPart bounds the number of copies in a part, so that cutting one is quick.
 const maxPart = 512
 
@@ -63,8 +71,13 @@ func (p *Plan) Cut(from Pos, bytes int64) Pos {
 }
 
 // Copy moves the bytes of a part. The plan must have been checked against the
-// lengths of the slices.
+// lengths of the slices. A large plan is copied past the processor's caches.
 func (p *Plan) Copy(d Direction, storages [][]byte, pool []byte, from, to Pos) {
+	move := func(dst, src []byte) { copy(dst, src) }
+	if canStream && p.Bytes >= streamPlan {
+		move = streamCopy
+		defer storeFence()
+	}
 	for at := from; at.Op < to.Op || (at.Op == to.Op && at.Sub < to.Sub); at = (Pos{Op: at.Op + 1}) {
 		if at.Op < len(p.Runs) {
 			r := &p.Runs[at.Op]
@@ -75,9 +88,9 @@ func (p *Plan) Copy(d Direction, storages [][]byte, pool []byte, from, to Pos) {
 			e := storages[r.Storage][r.Engine+at.Sub : r.Engine+end]
 			o := pool[r.Object+at.Sub : r.Object+end]
 			if d == Store {
-				copy(o, e)
+				move(o, e)
 			} else {
-				copy(e, o)
+				move(e, o)
 			}
 			continue
 		}
@@ -87,10 +100,10 @@ func (p *Plan) Copy(d Direction, storages [][]byte, pool []byte, from, to Pos) {
 			end = to.Sub
 		}
 		if d == Store {
-			t := tile{q.Width, axis{q.Heads.N, q.Heads.Object, q.Heads.Engine}, axis{q.Slots.N, q.Slots.Object, q.Slots.Engine}}
+			t := tile{move, q.Width, axis{q.Heads.N, q.Heads.Object, q.Heads.Engine}, axis{q.Slots.N, q.Slots.Object, q.Slots.Engine}}
 			t.copyRows(pool[q.Object:], storages[q.Storage][q.Engine:], axis{q.Rows.N, q.Rows.Object, q.Rows.Engine}, at.Sub, end)
 		} else {
-			t := tile{q.Width, axis{q.Heads.N, q.Heads.Engine, q.Heads.Object}, axis{q.Slots.N, q.Slots.Engine, q.Slots.Object}}
+			t := tile{move, q.Width, axis{q.Heads.N, q.Heads.Engine, q.Heads.Object}, axis{q.Slots.N, q.Slots.Engine, q.Slots.Object}}
 			t.copyRows(storages[q.Storage][q.Engine:], pool[q.Object:], axis{q.Rows.N, q.Rows.Engine, q.Rows.Object}, at.Sub, end)
 		}
 	}
@@ -101,6 +114,7 @@ type axis struct{ n, dst, src int64 }
 
 // tile is one row of a pattern: heads and slots of one block.
 type tile struct {
+	move         func(dst, src []byte)
 	width        int64
 	outer, inner axis
 }
@@ -109,7 +123,7 @@ type tile struct {
 func (t *tile) copyRows(dst, src []byte, rows axis, from, to int64) {
 	if t.outer.n == 1 && t.inner.n == 1 {
 		for r := from; r < to; r++ {
-			copy(dst[r*rows.dst:r*rows.dst+t.width], src[r*rows.src:r*rows.src+t.width])
+			t.move(dst[r*rows.dst:r*rows.dst+t.width], src[r*rows.src:r*rows.src+t.width])
 		}
 		return
 	}
@@ -130,7 +144,7 @@ func (t *tile) copy(dst, src []byte) {
 	for o := range t.outer.n {
 		d, s := o*t.outer.dst, o*t.outer.src
 		for range t.inner.n {
-			copy(dst[d:d+w], src[s:s+w])
+			t.move(dst[d:d+w], src[s:s+w])
 			d += t.inner.dst
 			s += t.inner.src
 		}

@@ -314,3 +314,22 @@ func TestManyClients(t *testing.T) {
 		t.Errorf("left: %+v", st)
 	}
 }
+
+// TestTruncatedLarge is TestTruncated where copies go past the caches.
+func TestTruncatedLarge(t *testing.T) {
+	t.Parallel()
+	const size = 8 << 20
+	for _, dir := range []copyplan.Direction{copyplan.Store, copyplan.Load} {
+		d := newCPU(t, CPUOptions{Threads: 2})
+		name := SegmentPrefix + "x"
+		d.create(name, size)
+		m, err := d.Open(name, size)
+		require.NoError(t, err)
+		t.Cleanup(m.Close)
+		require.NoError(t, os.Truncate(filepath.Join(d.dir, name), size/2))
+		p := copyplan.Acquire()
+		p.AddRun(copyplan.Run{Bytes: size})
+		err = do(t, stream(t, d.CPU, "s"), &Job{Direction: dir, Plan: p, Engine: []Memory{m}, Pool: make([]byte, size)})
+		require.ErrorIs(t, err, ErrLost)
+	}
+}
