@@ -151,13 +151,17 @@ func (s *Server) accept(frames [][]byte) {
 
 // dispatch answers r on the spot or queues it in its lane.
 func (s *Server) dispatch(r *request) {
-	r.row = s.operation(r.op)
+	r.row = rowOf(r.op)
 	if r.row == nil {
 		s.answer(r, refuse.because("unknown_operation"), true)
 		return
 	}
 	if len(r.payloads) != r.op.Arity() {
 		s.answer(r, s.failed(r, "arity"), true)
+		return
+	}
+	if !s.serves(r.op) {
+		s.answer(r, s.failed(r, "transfer_mode"), true)
 		return
 	}
 	if s.draining.Load() {
@@ -183,23 +187,26 @@ func (s *Server) dispatch(r *request) {
 	}
 }
 
-// operation is the row of op under the transfer mode, nil when it is not served.
-func (s *Server) operation(op wire.Op) *operation {
+// rowOf is the row of op, nil when it is not served.
+func rowOf(op wire.Op) *operation {
 	if int(op) >= len(table) || table[op].handle == nil {
 		return nil
 	}
+	return &table[op]
+}
+
+// serves reports whether the transfer mode has op. One of the other mode is
+// answered as its failure: a refusal of a store or retrieve would be raised in
+// the engine's step.
+func (s *Server) serves(op wire.Op) bool {
 	switch op {
 	case wire.OpRegisterEngineDriven, wire.OpUnregisterEngineDriven, wire.OpPrepareStore, wire.OpCommitStore, wire.OpPrepareRetrieve, wire.OpCommitRetrieve:
-		if s.opt.TransferMode == TransferLMCacheDriven {
-			return nil
-		}
+		return s.opt.TransferMode != TransferLMCacheDriven
 	case wire.OpRegisterKVCache, wire.OpUnregisterKVCache, wire.OpStore, wire.OpRetrieve:
-		if s.opt.TransferMode == TransferEngineDriven {
-			return nil
-		}
+		return s.opt.TransferMode != TransferEngineDriven
 	default:
+		return true
 	}
-	return &table[op]
 }
 
 // mayInline reports whether r cannot block: a store waits for pages while the

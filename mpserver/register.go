@@ -3,6 +3,7 @@ package mpserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
@@ -61,6 +62,9 @@ func (s *Server) registrationFailed(r *request, id int64, lay *layout, err error
 }
 
 func failRegister(s *Server, r *request) reply {
+	if !s.serves(r.op) {
+		return s.registrationFailed(r, 0, nil, fmt.Errorf("this server runs with --supported-transfer-mode %s: start it with auto, or set the worker's lmcache.mp.mp_transfer_mode to match", s.opt.TransferMode))
+	}
 	return s.registrationFailed(r, 0, nil, errors.New("the request is not what lmcache 0.5.6 sends, or came too late"))
 }
 
