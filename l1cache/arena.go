@@ -104,7 +104,7 @@ func OpenArena(o ArenaOptions) (*Arena, error) {
 		o.lockWait = defaultLockWait
 	}
 	if o.headroom == nil {
-		o.headroom = MemoryHeadroom
+		o.headroom = machineHeadroom
 	}
 	if o.PieceBytes <= 0 {
 		o.PieceBytes = defaultPieceBytes

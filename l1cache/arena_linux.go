@@ -10,7 +10,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lmcache-go/lmcache-go/internal/memlimit"
 )
+
+// headroomMarginBytes is what the population leaves untouched for the rest of
+// the process and its neighbours in the cgroup.
+const headroomMarginBytes = 64 << 20
 
 func mapPrivate(size int64) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
@@ -211,6 +217,20 @@ func (p *populator) discard(from, to int64) {
 		return
 	}
 	_ = unix.Madvise(p.mem[from:to], unix.MADV_DONTNEED)
+}
+
+// machineHeadroom returns how much memory is left to this process, by the host
+// and each level of its cgroup, and which of them leaves least; -1 when unknown.
+func machineHeadroom() (freeBytes int64, source string) {
+	m, err := memlimit.Read()
+	if err != nil {
+		return -1, ""
+	}
+	least, ok := m.Tightest()
+	if !ok {
+		return -1, ""
+	}
+	return least.LeftBytes(), least.Name
 }
 
 // lowerPriority makes the calling thread yield to the rest of the process.

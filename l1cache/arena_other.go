@@ -28,5 +28,4 @@ func (*populator) populate(int64, int64) error                         { return 
 func (*populator) discard(int64, int64)                                {}
 func (*populator) lowerPriority()                                      {}
 
-// MemoryHeadroom is not known here.
-func MemoryHeadroom() (int64, string) { return -1, "" }
+func machineHeadroom() (int64, string) { return -1, "" }

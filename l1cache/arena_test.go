@@ -160,6 +160,12 @@ func TestArenaStopsAtTheMemoryLimit(t *testing.T) {
 	require.ErrorIs(t, err, ErrMemoryLimit)
 }
 
+func TestMachineHeadroom(t *testing.T) {
+	n, source := machineHeadroom()
+	require.Positive(t, n)
+	require.NotEmpty(t, source)
+}
+
 func TestArenaWithoutAnyMemory(t *testing.T) {
 	a := openArena(t, ArenaOptions{SizeBytes: 8 * mib, headroom: func() (int64, string) { return 0, "the test" }})
 	<-a.Ready()
@@ -213,7 +219,7 @@ func TestArenaOnAnOldKernel(t *testing.T) {
 			seg, mem, err = openSegment(o.shmDir, o.ShmName, o.SizeBytes, o.lockWait)
 		}
 		require.NoError(t, err)
-		p := newPopulator(mem, seg, MemoryHeadroom)
+		p := newPopulator(mem, seg, machineHeadroom)
 		p.noMadv.Store(true)
 		p.reserve = reserve
 		require.NoError(t, p.populate(0, o.SizeBytes))
@@ -273,42 +279,4 @@ func TestArenaCloseWhileGrowing(t *testing.T) {
 		t.Fatalf("a closed arena says %v", err)
 	}
 	require.ErrorIs(t, a.attach(func() {}), ErrClosed)
-}
-
-func TestMemoryHeadroom(t *testing.T) {
-	f := func(files map[string]string, want int64, source string) {
-		t.Helper()
-		root := t.TempDir()
-		for name, text := range files {
-			path := filepath.Join(root, name)
-			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-			require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		}
-		got, from := memoryHeadroom(root)
-		require.Equal(t, want, got)
-		require.Contains(t, from, source)
-	}
-	const meminfo, cgroup = "proc/meminfo", "proc/self/cgroup"
-	f(nil, -1, "")
-	f(map[string]string{meminfo: "MemTotal: 9 kB\nMemAvailable:   5 kB\n"}, 5*1024, "machine")
-	// Version 2: a parent's limit counts, file cache can be dropped.
-	v2 := map[string]string{
-		meminfo: "MemAvailable: 1000 kB\n", cgroup: "0::/a/b\n",
-		"sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/b/memory.current": "100\n",
-		"sys/fs/cgroup/a/memory.max": "1000\n", "sys/fs/cgroup/a/memory.current": "600\n",
-		"sys/fs/cgroup/a/memory.stat": "anon 5\ninactive_file 50\n",
-	}
-	f(v2, 450, "memory.max")
-	// In a container the group's path is not below the mount.
-	f(map[string]string{
-		cgroup: "0::/host/path\n", "sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "1200\n",
-	}, 0, "memory.max")
-	// Version 1.
-	f(map[string]string{
-		cgroup: "5:cpu,cpuacct:/x\n4:memory:/x\n",
-		"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "500\n", "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "200\n",
-		"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "200\n",
-	}, 300, "memory.limit_in_bytes")
-	n, _ := MemoryHeadroom()
-	require.NotZero(t, n)
 }
