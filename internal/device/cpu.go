@@ -73,7 +73,8 @@ func NewCPU(o CPUOptions) *CPU {
 	return d
 }
 
-// Traits: a 2-D pattern costs as much as its runs, and is quicker to plan.
+// Traits of copies by the processor: a 2-D pattern costs as much as its runs,
+// and is quicker to plan.
 func (d *CPU) Traits() Traits {
 	return Traits{Plans: copyplan.Options{PatternsBelow: copyplan.Always}, AnswerAtDone: true, StubEvent: StubEvent}
 }

@@ -50,11 +50,11 @@ func (s *cpuStream) Submit(j *Job) ([]byte, error) {
 }
 
 // take holds the job's memory and checks the plan against it.
-func (c *cpuJob) take(d *CPU) error {
-	n := len(c.job.Engine)
-	c.segs, c.storages = make([]*segment, 0, n), make([][]byte, n)
+func (j *cpuJob) take(d *CPU) error {
+	n := len(j.job.Engine)
+	j.segs, j.storages = make([]*segment, 0, n), make([][]byte, n)
 	sizes := make([]int64, n)
-	for i, m := range c.job.Engine {
+	for i, m := range j.job.Engine {
 		h, ok := m.(*mapped)
 		if !ok || h.dev != d {
 			return fmt.Errorf("%w: storage %d", ErrMemory, i)
@@ -63,25 +63,25 @@ func (c *cpuJob) take(d *CPU) error {
 		if seg == nil {
 			return fmt.Errorf("%w: storage %d was closed", ErrMemory, i)
 		}
-		c.segs = append(c.segs, seg)
+		j.segs = append(j.segs, seg)
 		if seg.gone.Load() {
 			return fmt.Errorf("%w: %s faulted before; the engine must register again", ErrLost, seg.name)
 		}
-		c.storages[i], sizes[i] = seg.data, int64(len(seg.data))
+		j.storages[i], sizes[i] = seg.data, int64(len(seg.data))
 	}
-	return c.plan.Check(sizes, int64(len(c.job.Pool)))
+	return j.plan.Check(sizes, int64(len(j.job.Pool)))
 }
 
-func (c *cpuJob) drop(d *CPU) {
-	for _, seg := range c.segs {
+func (j *cpuJob) drop(d *CPU) {
+	for _, seg := range j.segs {
 		d.segs.release(seg)
 	}
 }
 
 // dropLocked is drop while d.mu is held: the lock is not held across munmap.
-func (c *cpuJob) dropLocked(d *CPU) {
+func (j *cpuJob) dropLocked(d *CPU) {
 	d.mu.Unlock()
-	c.drop(d)
+	j.drop(d)
 	d.mu.Lock()
 }
 

@@ -25,22 +25,23 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // rig is a device and a way to make engine memory for it.
 type rig struct {
 	Device
+	t      *testing.T
 	memory func(key string, n int64) []byte
 }
 
 // devices runs a test on every device.
-func devices(t *testing.T, f func(t *testing.T, r *rig)) {
+func devices(t *testing.T, f func(r *rig)) {
 	t.Helper()
 	t.Run("cpu", func(t *testing.T) {
 		t.Parallel()
 		d := newCPU(t, CPUOptions{Threads: 2, PartBytes: 300, QueueLen: 8})
-		f(t, &rig{d.CPU, d.create})
+		f(&rig{d.CPU, t, d.create})
 	})
 	t.Run("fake", func(t *testing.T) {
 		t.Parallel()
 		d := NewFake(FakeOptions{Plans: copyplan.Options{PatternsBelow: 200}, QueueLen: 8})
 		t.Cleanup(func() { _ = d.Close() })
-		f(t, &rig{d, func(key string, n int64) []byte {
+		f(&rig{d, t, func(key string, n int64) []byte {
 			b := make([]byte, n)
 			d.AddMemory(key, b)
 			return b
@@ -153,7 +154,8 @@ func stream(t testing.TB, d Device, label string) Stream {
 
 func TestStoreAndLoad(t *testing.T) {
 	t.Parallel()
-	devices(t, func(t *testing.T, r *rig) {
+	devices(t, func(r *rig) {
+		t := r.t
 		a, b := newCache(t, r, r.memory), newCache(t, r, r.memory)
 		b.pool = a.pool
 		stores, loads := stream(t, r, "stores"), stream(t, r, "loads")
@@ -193,7 +195,8 @@ func hold(t *testing.T, c *cache, r *rig, s Stream, object int) (release func())
 
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	devices(t, func(t *testing.T, r *rig) {
+	devices(t, func(r *rig) {
+		t := r.t
 		c := newCache(t, r, r.memory)
 		var wg sync.WaitGroup
 		for n := range 3 {
@@ -236,7 +239,8 @@ func TestOrder(t *testing.T) {
 
 func TestRefusedJobs(t *testing.T) {
 	t.Parallel()
-	devices(t, func(t *testing.T, r *rig) {
+	devices(t, func(r *rig) {
+		t := r.t
 		c := newCache(t, r, r.memory)
 		s := stream(t, r, "s")
 		never := func(error) { t.Error("Done of a job that was refused") }
@@ -295,7 +299,8 @@ func (e *ends) done(err error) {
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	devices(t, func(t *testing.T, r *rig) {
+	devices(t, func(r *rig) {
+		t := r.t
 		c := newCache(t, r, r.memory)
 		s := stream(t, r, "s")
 		release := hold(t, c, r, s, 0)
@@ -335,7 +340,8 @@ func TestClose(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	t.Parallel()
-	devices(t, func(t *testing.T, r *rig) {
+	devices(t, func(r *rig) {
+		t := r.t
 		c := newCache(t, r, r.memory)
 		s := stream(t, r, "s")
 		release := hold(t, c, r, s, 0)
@@ -374,7 +380,8 @@ func TestCancel(t *testing.T) {
 // TestMemoryOutlivesItsClose checks that a job keeps what it copies.
 func TestMemoryOutlivesItsClose(t *testing.T) {
 	t.Parallel()
-	devices(t, func(t *testing.T, r *rig) {
+	devices(t, func(r *rig) {
+		t := r.t
 		c := newCache(t, r, r.memory)
 		s := stream(t, r, "s")
 		release := hold(t, c, r, s, 0)

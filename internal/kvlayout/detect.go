@@ -120,8 +120,9 @@ func (in *Input) whole(store []int) (layers []layer, found bool, err error) {
 		}
 		layers, err = in.kvList(store)
 		return layers, true, err
+	default:
+		return nil, false, nil
 	}
-	return nil, false, nil
 }
 
 // crossLayer describes [NB, NL, 2, …block…]; the stride of blocks spans all layers.
@@ -302,6 +303,8 @@ func fromAxes(f Format, v *view, store int) (layer, error) {
 		l.heads, l.slots = s[2], s[3]
 	case FormatPlaneFirstOneHND:
 		l.heads, l.slots = s[2], s[4]
+	default:
+		panic("kvlayout: " + f.String() + " is not a tensor per layer")
 	}
 	bb := l.blockBytes()
 	plane := int64(0)

@@ -117,7 +117,7 @@ func (f *Form) String() string {
 	return ""
 }
 
-// ErrForms: more than 255 forms were ever seen.
+// ErrForms says that more than 255 forms were seen.
 var ErrForms = errors.New("kvlayout: too many object forms; restart the server to forget those of engines that are gone")
 
 // Forms numbers forms, so that an object can carry its own as one byte
