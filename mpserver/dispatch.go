@@ -27,6 +27,7 @@ type request struct {
 // reply is what a handler says.
 type reply struct {
 	value  []byte
+	pooled bool // value came from getBuffer
 	kind   replyKind
 	reason string // of a failure, for the metric and the debug log
 }
@@ -259,7 +260,7 @@ func (s *Server) answer(r *request, out reply, onLoop bool) {
 	o := outgoing{identity: r.client.identity, uid: r.uid, op: r.opFrame}
 	switch out.kind {
 	case replyValue:
-		o.value, o.hasValue = out.value, true
+		o.value, o.hasValue, o.pooled = out.value, true, out.pooled
 	case replyRefuse:
 		o.op = wire.RefusalFrame(r.op)
 	default:

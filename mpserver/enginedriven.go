@@ -292,9 +292,9 @@ func (s *Server) retrievePickle(r *request, g *groupLayout, tr *l1cache.Transfer
 	if size > maxFrameBytes-1024 {
 		return s.failed(r, "too_large")
 	}
-	out := wire.AppendPrepareRetrieveHead(make([]byte, 0, size+256), true, size)
+	out := wire.AppendPrepareRetrieveHead(getBuffer(size+256), true, size)
 	out = enc.Append(out, chunks)
-	return value(wire.AppendPrepareRetrieveTail(out))
+	return reply{kind: replyValue, value: wire.AppendPrepareRetrieveTail(out), pooled: true}
 }
 
 // handleCommitRetrieve ends a read of the shared pool. It is true also when

@@ -81,7 +81,11 @@ func (s *Server) flush() {
 }
 
 func (s *Server) sendNow(o *outgoing) {
-	if err := s.sock.send(o); err != nil {
+	err := s.sock.send(o) // libzmq has its own copy now
+	if o.pooled {
+		putBuffer(o.value)
+	}
+	if err != nil {
 		// EHOSTUNREACH: the client has gone; EAGAIN: it does not read.
 		reason := "reply_not_read"
 		if zmq.AsErrno(err) == zmq.Errno(syscall.EHOSTUNREACH) {

@@ -41,6 +41,7 @@ type outgoing struct {
 	op       []byte
 	value    []byte
 	hasValue bool
+	pooled   bool // value goes back to the buffers once it is sent
 }
 
 const (
