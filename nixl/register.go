@@ -292,9 +292,14 @@ type QueryResult struct {
 	Info  map[string]string // files: size, mode, mtime, in decimal
 }
 
-// Query asks the backend whether files, objects or memory are there. For a
-// file by its path use FilePath(0, "", path, 0) with an empty flag: the plugin
-// takes the bytes in Meta as they are.
+// FileQuery names a file for [Backend.Query].
+func FileQuery(path string) Region { return Region{Mem: File, Meta: []byte(path)} }
+
+// ObjectQuery names an object for [Backend.Query].
+func ObjectQuery(key string) Region { return Region{Mem: Object, Meta: []byte(key)} }
+
+// Query asks the backend whether files ([FileQuery]) or objects
+// ([ObjectQuery]) are there.
 func (b *Backend) Query(regions ...Region) ([]QueryResult, error) {
 	if len(regions) == 0 {
 		return nil, nil

@@ -229,9 +229,9 @@ uintptr_t nx_view_remote(const struct nx *l, uintptr_t agent, uintptr_t backend,
 			 size_t n, const char *names, const uint32_t *name_offsets, struct nx_err *e);
 int nx_view_release(const struct nx *l, uintptr_t agent, uintptr_t view, struct nx_err *e);
 
-// nx_look does nothing with p. Go's own check of the arguments of a C call is
-// what its caller is after: see IsGoMemory.
-void nx_look(const void *p);
+// nx_look does nothing. Go's own check of the arguments of a C call is what its
+// caller is after: see IsGoMemory.
+void nx_look(const void *word);
 
 // nx_thread_cpu_nsec is the CPU time of the calling thread.
 int64_t nx_thread_cpu_nsec(void);

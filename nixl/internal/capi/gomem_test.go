@@ -3,19 +3,23 @@
 package capi
 
 import (
+	"runtime"
 	"syscall"
 	"testing"
 	"unsafe"
 )
 
-var global [8]byte
+var global struct {
+	p *byte
+	b [8]byte
+}
 
 func TestIsGoMemory(t *testing.T) {
 	f := func(what string, p unsafe.Pointer, want bool) {
 		t.Helper()
 		got, ok := IsGoMemory(uintptr(p))
 		if !ok {
-			t.Skip("GODEBUG=cgocheck=0: Go memory cannot be told from other memory")
+			t.Fatal("Go memory cannot be told from other memory: GODEBUG=cgocheck=0?")
 		}
 		if got != want {
 			t.Errorf("%s: IsGoMemory = %v, want %v", what, got, want)
@@ -24,9 +28,13 @@ func TestIsGoMemory(t *testing.T) {
 	small, large := make([]byte, 16), make([]byte, 8<<20)
 	f("small slice", unsafe.Pointer(&small[3]), true)
 	f("large slice", unsafe.Pointer(&large[5<<20]), true)
-	f("global", unsafe.Pointer(&global[0]), true)
+	f("global", unsafe.Pointer(&global.b[3]), true)
 	var stack [64]byte
 	f("stack", unsafe.Pointer(&stack[0]), true)
+	var pin runtime.Pinner
+	pin.Pin(&large[0])
+	f("pinned", unsafe.Pointer(&large[0]), true)
+	pin.Unpin()
 	m, err := syscall.Mmap(-1, 0, 1<<20, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)

@@ -144,9 +144,9 @@ int nx_blob(const struct nx *l, void *data, size_t len, struct nx_bytes *out)
 	return nx_take(&b, out);
 }
 
-void nx_look(const void *p)
+void nx_look(const void *word)
 {
-	(void)p;
+	(void)word;
 }
 
 int64_t nx_thread_cpu_nsec(void)
