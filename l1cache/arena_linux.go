@@ -233,8 +233,12 @@ func machineHeadroom() (freeBytes int64, source string) {
 	return least.LeftBytes(), least.Name
 }
 
+// populateNice is mild: requests go first, but a store that waits for pages is
+// not starved by them on a machine whose CPUs are busy.
+const populateNice = 5
+
 // lowerPriority makes the calling thread yield to the rest of the process.
-func (p *populator) lowerPriority() { _ = unix.Setpriority(unix.PRIO_PROCESS, 0, 10) }
+func (p *populator) lowerPriority() { _ = unix.Setpriority(unix.PRIO_PROCESS, 0, populateNice) }
 
 // retry repeats a call that a signal interrupted; Go's scheduler sends them.
 func retry(f func() error) error {
