@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -49,19 +48,6 @@ func runServer(args []string, c console) int {
 	return serve(c, p, log)
 }
 
-// collectorPercent lets the heap grow to five times what is in use before it
-// is collected. The heap is a few megabytes beside a pool of gigabytes, but
-// each request of 32k tokens allocates 130 KB: with Go's default the collector
-// runs every thirty messages.
-const collectorPercent = 400
-
-// tuneCollector sets the collector unless the operator has (GOGC).
-func tuneCollector(c console) {
-	if c.env("GOGC") == "" {
-		debug.SetGCPercent(collectorPercent)
-	}
-}
-
 func disabled(v string) bool { return v == "1" || v == "true" || v == "yes" }
 
 // sameSignal is how long after a signal another one counts as the same: timeout(1)
@@ -77,7 +63,7 @@ func serve(c console, p plan, log *slog.Logger) int {
 	// After the first signal the default comes back, and the second one ends the process.
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(sameSignal, stop) })()
 
-	tuneCollector(c)
+	tuneCollector(ctx, c)
 	o := p.options
 	o.Logger = log
 	srv, err := newServer(o)
