@@ -3,6 +3,7 @@ package nixl_test
 import (
 	"context"
 	"errors"
+	"syscall"
 	"testing"
 	"time"
 
@@ -179,5 +180,81 @@ func TestCancelPinsMemory(t *testing.T) {
 	}
 	if s := n.Stats(); s.Abandoned != 0 || s.Transfers != 0 || s.Registrations != 0 {
 		t.Errorf("left over: %+v", s)
+	}
+}
+
+// A peer that hangs: waits end with their context, and closing the agent ends
+// too, in the time it was given, and gives no memory back that a late answer
+// could write to.
+func TestPeerHangs(t *testing.T) {
+	const size = 64 << 20
+	agent, err := nixl.NewAgent(needLib(t), nixl.Config{ReapTimeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{Agent: agent}
+	if n.ucx, err = n.Backend(nixl.UCX{Engine: map[string]string{"TLS": "tcp"}}); err != nil {
+		t.Fatal(err)
+	}
+	n.buf, n.reg = newBuffer(t, n.ucx, size)
+	idle, idleReg := newBuffer(t, n.ucx, 4096)
+	p := startGo(t, "hung-"+n.Name(), size, "tcp")
+	r := n.add(t, p)
+	if err := n.xfer(t, r, nixl.Write, n.buf.Desc(0, 8), p.desc(0, 8)).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer p.cmd.Process.Signal(syscall.SIGKILL) //nolint:errcheck // it may be gone
+	x := n.xfer(t, r, nixl.Read, n.buf.Desc(0, size), p.desc(0, size))
+	if done, err := x.Post(); done || err != nil {
+		t.Fatalf("Post = %v, %v; want a running transfer", done, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := x.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Wait = %v, want DeadlineExceeded", err)
+	}
+	before := nixl.Quarantined()
+	err = n.Close()
+	wantErr(t, "Close", err, nixl.ErrBusy, "1 transfers did not end within 100ms")
+	if kept := nixl.Quarantined() - before; kept != size {
+		t.Errorf("%d bytes are kept, want %d", kept, size)
+	}
+	<-idleReg.Done()
+	if err := idle.Close(); err != nil {
+		t.Errorf("a buffer that no transfer used: %v", err)
+	}
+	if err := n.buf.Close(); !errors.Is(err, nixl.ErrBusy) {
+		t.Errorf("the buffer of the transfer: %v, want ErrBusy", err)
+	}
+	select {
+	case <-n.reg.Done():
+		t.Error("the registration of a transfer that never ended is done")
+	case <-n.buf.Done():
+		t.Error("the memory of a transfer that never ended was given back")
+	default:
+	}
+	if _, err := x.Post(); !errors.Is(err, nixl.ErrClosed) {
+		t.Errorf("Post = %v, want ErrClosed", err)
+	}
+}
+
+// Without a progress thread calls into the agent make the progress.
+func TestNoProgressThread(t *testing.T) {
+	for _, sync := range []nixl.SyncMode{nixl.SyncRW, nixl.SyncStrict, nixl.SyncNone} {
+		cfg := nixl.Config{NoProgressThread: true, Sync: sync}
+		n, far := newNode(t, 1<<16, cfg), newNode(t, 1<<16, nixl.Config{})
+		r := addRemote(t, n.Agent, far.Agent)
+		fill(far.buf.Bytes(), 8)
+		x := n.xfer(t, r, nixl.Read, n.buf.Desc(0, 1<<16), far.buf.Desc(0, 1<<16))
+		done, err := x.Post()
+		for !done && err == nil {
+			done, err = x.Poll()
+		}
+		if err != nil || !holds(n.buf.Bytes(), 8) {
+			t.Errorf("sync %d: %v, or wrong bytes", sync, err)
+		}
 	}
 }
