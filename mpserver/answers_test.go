@@ -271,3 +271,20 @@ func TestDrainingAnswersFailures(t *testing.T) {
 	require.False(t, ok)
 	require.Equal(t, "stopping", reason)
 }
+
+// The orderly stop answers what is parked before the socket goes.
+func TestStopAnswersWhoWaits(t *testing.T) {
+	s, err := New(Options{HTTPPort: -1, ChunkSize: testChunk, L1: L1Options{SizeBytes: 1 << 20}})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	p := connect(t, s)
+	require.True(t, p.boolean(wire.OpPing, wire.AppendNil(nil)))
+	s.sessions.begin("a", nil, time.Now())
+	uid := p.send(wire.AppendOp(nil, wire.OpWaitPrefetchStatus), strFrame("a"), wire.AppendFloat(nil, 60))
+	require.True(t, p.boolean(wire.OpPing, wire.AppendNil(nil)), "parked")
+	cancel()
+	require.Equal(t, [][]byte{uid, wire.AppendOp(nil, wire.OpWaitPrefetchStatus), intFrame(0)}, p.recv())
+	require.NoError(t, testutil.Receive(t, "the end of Run", done))
+}

@@ -28,7 +28,6 @@ func (s *Server) sweep(now time.Time) {
 			"instance_id", r.id, "model", r.model, "reason", r.reason, "silent", r.silent.Round(time.Millisecond), "in_its_hands", r.hands)
 	}
 	rep := s.sessions.sweep(now, s.opt.ConnectionGrace)
-	s.tell(rep.waiters, 0)
 	if rep.expiredLeases > 0 {
 		s.met.LeaseExpired("read", rep.expiredLeases)
 		s.log.Warn("hits expired before anybody retrieved or freed them: the engine queues longer than --l1-read-ttl-seconds, or has lost the requests",

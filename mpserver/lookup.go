@@ -107,9 +107,7 @@ func (s *Server) tryLookup(id string, job *lookupJob, req l1cache.LookupRequest,
 }
 
 func (s *Server) beginLookup(id string, c *client) *lookupJob {
-	job, waiters := s.sessions.begin(id, c, time.Now())
-	s.tell(waiters, 0)
-	return job
+	return s.sessions.begin(id, c, time.Now())
 }
 
 func (s *Server) finishLookup(id string, job *lookupJob, lease *l1cache.Lease, note lookupNote, what *lookupSubject) {
@@ -234,8 +232,7 @@ func handleEndSession(s *Server, _ context.Context, r *request) reply {
 	if err != nil {
 		return s.failed(r, "payload")
 	}
-	sub, waiters := s.sessions.end(id, time.Now())
-	s.tell(waiters, 0)
+	sub := s.sessions.end(id, time.Now())
 	for _, scope := range sub.scopes {
 		s.cache.Touch(scope, sub.ranks, sub.chunks)
 	}

@@ -101,7 +101,7 @@ func New(o Options) (*Server, error) {
 	s.cpu = device.NewCPU(device.CPUOptions{})
 	s.clients = newClients()
 	s.instances = newInstances(s.retire)
-	s.sessions = newSessions(s.cache, o)
+	s.sessions = newSessions(s.cache, o, s.tell)
 	s.lanes = newPool(o.workers(), s.runLane)
 	s.met.SetGauges(s.gauges)
 	return s, nil

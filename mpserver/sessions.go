@@ -78,10 +78,13 @@ type sessions struct {
 	active int                              // guarded by mu: not ended
 	jobs   int                              // guarded by mu: results not fetched
 	doomed []*l1cache.Lease                 // guarded by mu: to be released outside the lock
+	orphan []*waiter                        // guarded by mu: to be answered outside the lock
+	// tell answers waiters whose job is gone.
+	tell func([]*waiter, int)
 }
 
-func newSessions(cache *l1cache.Cache, o Options) *sessions {
-	t := &sessions{cache: cache, ttl: o.SessionTTL, readTTL: o.L1.ReadTTL, grace: o.SessionGrace}
+func newSessions(cache *l1cache.Cache, o Options, tell func([]*waiter, int)) *sessions {
+	t := &sessions{cache: cache, tell: tell, ttl: o.SessionTTL, readTTL: o.L1.ReadTTL, grace: o.SessionGrace}
 	t.lru, _ = simplelru.NewLRU[string, *session](maxSessions, func(_ string, s *session) { t.forget(s) })
 	return t
 }
@@ -92,7 +95,7 @@ func (t *sessions) forget(s *session) {
 		t.doomed = append(t.doomed, h.lease)
 	}
 	s.leases = nil
-	t.dropJob(s)
+	t.orphan = append(t.orphan, t.dropJob(s)...)
 	if !s.ended {
 		s.ended = true
 		t.active--
@@ -111,20 +114,21 @@ func (t *sessions) dropJob(s *session) (waiters []*waiter) {
 	return waiters
 }
 
-// unlock releases mu, then the leases that were dropped under it.
+// unlock releases mu, then ends the leases and waits that were dropped under it.
 func (t *sessions) unlock() {
-	doomed := t.doomed
-	t.doomed = nil
+	doomed, orphan := t.doomed, t.orphan
+	t.doomed, t.orphan = nil, nil
 	t.mu.Unlock()
 	for _, l := range doomed {
 		l.Release()
 	}
+	t.tell(orphan, 0)
 }
 
 // begin registers a new lookup under id, replacing an earlier one: its result
 // is gone, its leases go into grace, since a retrieve of it may be on its way.
-// It returns the job to finish and the waiters of the one replaced.
-func (t *sessions) begin(id string, owner *client, now time.Time) (*lookupJob, []*waiter) {
+// Whoever waits for that result hears 0.
+func (t *sessions) begin(id string, owner *client, now time.Time) *lookupJob {
 	t.mu.Lock()
 	defer t.unlock()
 	s, ok := t.lru.Get(id)
@@ -139,12 +143,12 @@ func (t *sessions) begin(id string, owner *client, now time.Time) (*lookupJob, [
 	for i := range s.leases {
 		t.beginGrace(&s.leases[i], now)
 	}
-	waiters := t.dropJob(s)
+	t.orphan = append(t.orphan, t.dropJob(s)...)
 	s.owner, s.used, s.hit = owner, now, noHit
 	s.prompt, s.ranks, s.scopes = nil, nil, nil
 	s.job = &lookupJob{}
 	t.jobs++
-	return s.job, waiters
+	return s.job
 }
 
 func (t *sessions) beginGrace(h *heldLease, now time.Time) {
@@ -358,14 +362,14 @@ type endSubject struct {
 }
 
 // end is END_SESSION: the result is gone, leases that are left go into grace.
-func (t *sessions) end(id string, now time.Time) (sub endSubject, waiters []*waiter) {
+func (t *sessions) end(id string, now time.Time) (sub endSubject) {
 	t.mu.Lock()
 	defer t.unlock()
 	s, ok := t.lru.Get(id)
 	if !ok || s.ended {
-		return sub, nil
+		return sub
 	}
-	waiters = t.dropJob(s)
+	t.orphan = append(t.orphan, t.dropJob(s)...)
 	s.ended, s.used = true, now
 	t.active--
 	if s.prompt != nil {
@@ -378,14 +382,13 @@ func (t *sessions) end(id string, now time.Time) (sub endSubject, waiters []*wai
 	if len(s.leases) == 0 {
 		t.lru.Remove(id)
 	}
-	return sub, waiters
+	return sub
 }
 
 // sweepReport says what a sweep found, for log and metrics.
 type sweepReport struct {
 	expiredLeases   int // read TTL passed without retrieve or END_SESSION
 	expiredSessions int
-	waiters         []*waiter
 }
 
 // sweep ends the leases whose time has come, the sessions that were idle for
@@ -427,7 +430,6 @@ func (t *sessions) sweep(now time.Time, connGrace time.Duration) (rep sweepRepor
 			if idle && !s.ended {
 				rep.expiredSessions++
 			}
-			rep.waiters = append(rep.waiters, t.dropJob(s)...)
 			t.lru.Remove(id)
 		}
 	}
