@@ -48,7 +48,7 @@ dist: deps ## make dist/lmcache-go-<version>-<os>-<arch>/, which runs on machine
 ##@ Check
 
 .PHONY: test
-test: ## everything: lint, tests with the race detector, the real client against our server
+test: ## everything: lint, tests (race detector, allocation counts), the real client against our server
 	@scripts/deps.sh --test
 	@scripts/test.sh
 

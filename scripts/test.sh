@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The whole test, or the stages named: lint, race, conformance.
+# The whole test, or the stages named: lint, race, alloc, conformance.
 # Every stage runs, also after one failed. The end tells which tests were skipped and why, and the last line is
 # "N passed, N failed, N skipped"; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 stages=("$@")
-[ $# -ne 0 ] || stages=(lint race conformance)
+[ $# -ne 0 ] || stages=(lint race alloc conformance)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -22,13 +22,21 @@ race() {
     go test -json -race -shuffle=on -timeout 15m "${packages[@]}"
 }
 
+# Tests that count allocations: the race detector and the self checks allocate, so they skip themselves above.
+alloc() {
+  local packages
+  mapfile -t packages < <(grep -rlE --include='*_test.go' '^func Test[A-Za-z]*Alloc' . | xargs -n 1 dirname | sort -u)
+  "$testsum" run -name alloc -o "$work/3-alloc.json" -- \
+    go test -json -count=1 -run 'Alloc' -timeout 5m "${packages[@]}"
+}
+
 # The real LMCache client, against a server that is built with the race detector too.
 conformance() {
   if [ -z "${LMCACHE_GO_PYTHON:-}" ]; then
-    "$testsum" run -name conformance -o "$work/3-conformance.json" -plain -- false
+    "$testsum" run -name conformance -o "$work/4-conformance.json" -plain -- false
     return
   fi
-  "$testsum" run -name conformance -o "$work/3-conformance.json" -- \
+  "$testsum" run -name conformance -o "$work/4-conformance.json" -- \
     go test -json -race -count=1 -timeout 40m ./conformance/...
 }
 
@@ -43,12 +51,12 @@ fi
 
 for stage in "${stages[@]}"; do
   case $stage in
-    lint | race | conformance)
+    lint | race | alloc | conformance)
       SECONDS=0
       "$stage"
       echo "$stage: ${SECONDS} s" >&2
       ;;
-    *) echo "test.sh: no stage $stage: lint, race or conformance" >&2; exit 2 ;;
+    *) echo "test.sh: no stage $stage: lint, race, alloc or conformance" >&2; exit 2 ;;
   esac
 done
 "$testsum" total "$work"/*.json
