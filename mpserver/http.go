@@ -23,7 +23,7 @@ type httpServer struct {
 // when the request socket answers too.
 func listenHTTP(s *Server) (*httpServer, error) {
 	addr := net.JoinHostPort(s.opt.HTTPHost, strconv.Itoa(s.opt.HTTPPort))
-	ln, err := net.Listen("tcp", addr)
+	ln, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return nil, fmt.Errorf("bind http://%s: another process listens there: stop it or choose another --http-port: %w", addr, err)

@@ -79,8 +79,10 @@ func (s *Server) engineDrivenLayout(c *wire.EngineDrivenContext) (*layout, error
 	if err != nil {
 		return bad("%v", err)
 	}
-	l := &layout{model: c.Model, worldSize: c.WorldSize, blockSize: c.BlockSize, useMLA: c.UseMLA,
-		groups: []groupLayout{{sizeBytes: form.Bytes, form: form, shape: shape, dtype: d}}}
+	l := &layout{
+		model: c.Model, worldSize: c.WorldSize, blockSize: c.BlockSize, useMLA: c.UseMLA,
+		groups: []groupLayout{{sizeBytes: form.Bytes, form: form, shape: shape, dtype: d}},
+	}
 	return l, s.finishLayout(l)
 }
 

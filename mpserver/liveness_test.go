@@ -91,7 +91,7 @@ func TestSilentWorkersSlotsAreKeptApart(t *testing.T) {
 	copy(s.arena.Bytes()[held[0].Offset:], make([]byte, testObject))
 	copy(s.arena.Bytes()[held[1].Offset:], make([]byte, testObject))
 	require.Equal(t, 2, other.lookup(k))
-	requirePattern(t, s, other.prepareRetrieve(k, 2), tokens[0], 0)
+	requirePattern(t, s, other.prepareRetrieve(k, 2), tokens[0])
 	require.True(t, other.commitRetrieve(k, 2))
 
 	// It wakes up, registers again, and commits what it prepared before: the
@@ -114,12 +114,12 @@ func TestSilentReadersMemoryIsKept(t *testing.T) {
 	p.store(s, k, 1, tokens)
 	require.Equal(t, 2, p.lookup(k))
 	r := p.prepareRetrieve(k, 1)
-	requirePattern(t, s, r, tokens[0], 0)
+	requirePattern(t, s, r, tokens[0])
 	s.sweep(time.Now().Add(s.opt.WorkerReapTimeout + time.Second))
 	p.none(wire.OpClear, boolFrame(true))
 	require.Zero(t, p.lookup(k))
 	require.NotZero(t, s.cache.Stats().UsedBytes, "it may still read")
-	requirePattern(t, s, r, tokens[0], 0)
+	requirePattern(t, s, r, tokens[0])
 	require.False(t, p.commitRetrieve(k, 1))
 	require.Zero(t, s.cache.Stats().UsedBytes)
 }
@@ -197,7 +197,7 @@ func TestConflictingLayoutIsRefused(t *testing.T) {
 	// are not found under the new one.
 	tokens := prompt(1, testChunk)
 	k := keyOf("a", tokens)
-	require.True(t, p.commitPickle(k, 1, picklesOf(t, tokens[0], 0, 1)))
+	require.True(t, p.commitPickle(k, picklesOf(t, tokens[0], 1)))
 	require.Equal(t, 1, p.lookup(k))
 	c.InstanceID = 1
 	_, refused = p.call(wire.OpRegisterEngineDriven, wire.AppendEngineDrivenContext(nil, &c))
@@ -212,7 +212,7 @@ func TestDegradedRegistration(t *testing.T) {
 	p.register(1)
 	tokens := prompt(1, testChunk)
 	k := keyOf("a", tokens)
-	require.True(t, p.commitPickle(k, 1, picklesOf(t, tokens[0], 0, 1)))
+	require.True(t, p.commitPickle(k, picklesOf(t, tokens[0], 1)))
 	c := wire.EngineDrivenContext{InstanceID: 2, Model: testModel, WorldSize: 1, BlockSize: testChunk, NumLayers: 1, HiddenDim: 64, DType: "float16"}
 	_, refused := p.call(wire.OpRegisterEngineDriven, wire.AppendEngineDrivenContext(nil, &c))
 	require.False(t, refused, "the engine starts")

@@ -156,6 +156,7 @@ func (s *Server) drainMonitor() {
 			s.clients.accepted(fd)
 		case zmq.EVENT_DISCONNECTED:
 			s.clients.disconnected(fd, time.Now())
+		default: // not subscribed to
 		}
 	}
 }

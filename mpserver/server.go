@@ -139,7 +139,7 @@ func (s *Server) Run(ctx context.Context) error {
 	begin := time.Now()
 	s.draining.Store(true)
 	s.log.Info("stopping", "deadline", s.opt.DrainTimeout)
-	err := s.Close()
+	err := s.Close() //nolint:contextcheck // ctx has ended; the stop has a limit of its own
 	s.log.Info("stopped", "dur", time.Since(begin).Round(time.Microsecond))
 	return err
 }

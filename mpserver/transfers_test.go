@@ -15,6 +15,7 @@ import (
 )
 
 func shared(t *testing.T) func(*Options) {
+	t.Helper()
 	name := fmt.Sprintf("test-%d-%s", os.Getpid(), t.Name())
 	return func(o *Options) { o.L1.ShmName = name }
 }
@@ -37,7 +38,7 @@ func TestStoreAndRetrieveThroughSlots(t *testing.T) {
 	require.Equal(t, 4, p.lookup(k))
 	require.Zero(t, p.query("b"), "a result is told once")
 	r := p.prepareRetrieve(k, 1)
-	requirePattern(t, s, r, tokens[0], 0)
+	requirePattern(t, s, r, tokens[0])
 	require.True(t, p.commitRetrieve(k, 1))
 	require.False(t, p.prepareRetrieve(k, 1).Success, "one reader, one retrieve")
 	p.end("b")
@@ -58,7 +59,7 @@ func TestRetrieveAfterEndSessionIsServed(t *testing.T) {
 	worker.store(s, k, 1, tokens)
 	require.Equal(t, 3, sched.lookup(k))
 	sched.end("a")
-	requirePattern(t, s, worker.prepareRetrieve(k, 1), tokens[0], 0)
+	requirePattern(t, s, worker.prepareRetrieve(k, 1), tokens[0])
 	require.True(t, worker.commitRetrieve(k, 1))
 	require.Zero(t, s.cache.Stats().LeaseHolds)
 	s.sessions.mu.Lock()
@@ -118,7 +119,7 @@ func TestTokensChangeUnderOneID(t *testing.T) {
 	p.store(s, keyOf("a", two), 1, two)
 	require.Equal(t, 2, p.lookup(keyOf("b", one)))
 	require.False(t, p.prepareRetrieve(keyOf("b", two), 1).Success, "not what was looked up")
-	requirePattern(t, s, p.prepareRetrieve(keyOf("b", one), 1), one[0], 0)
+	requirePattern(t, s, p.prepareRetrieve(keyOf("b", one), 1), one[0])
 	require.True(t, p.commitRetrieve(keyOf("b", one), 1))
 }
 
@@ -219,21 +220,21 @@ func TestWaitPrefetchStatusTimesOutWithNone(t *testing.T) {
 	require.Equal(t, [][]byte{uid, wire.AppendOp(nil, wire.OpWaitPrefetchStatus), intFrame(0)}, p.recv())
 }
 
-func picklesOf(t *testing.T, first uint32, from, n int) []byte {
+func picklesOf(t *testing.T, first uint32, n int) []byte {
 	t.Helper()
 	d, _ := torchdtype.Lookup("uint8")
 	enc, err := torchpickle.NewEncoder(d, []int64{2, 1, testChunk, 64})
 	require.NoError(t, err)
 	var chunks [][]byte
 	for i := range n {
-		chunks = append(chunks, pattern(first, from+i))
+		chunks = append(chunks, pattern(first, i))
 	}
 	return enc.Append(nil, chunks)
 }
 
-func (p *peer) commitPickle(k wire.Key, instance int64, data []byte) bool {
+func (p *peer) commitPickle(k wire.Key, data []byte) bool {
 	p.t.Helper()
-	return p.boolean(wire.OpCommitStore, keyFrame(k), intFrame(instance), wire.AppendBytes(nil, data))
+	return p.boolean(wire.OpCommitStore, keyFrame(k), intFrame(1), wire.AppendBytes(nil, data))
 }
 
 func TestStoreAndRetrieveByPickle(t *testing.T) {
@@ -243,9 +244,9 @@ func TestStoreAndRetrieveByPickle(t *testing.T) {
 	tokens := prompt(1, 3*testChunk)
 	k := keyOf("a", tokens)
 	require.False(t, p.prepareStore(k, 1).Present)
-	require.False(t, p.commitPickle(k, 1, []byte("junk")))
-	require.False(t, p.commitPickle(k, 1, picklesOf(t, tokens[0], 0, 2)), "one chunk is missing")
-	require.True(t, p.commitPickle(k, 1, picklesOf(t, tokens[0], 0, 3)), "a retry stores what was missing")
+	require.False(t, p.commitPickle(k, []byte("junk")))
+	require.False(t, p.commitPickle(k, picklesOf(t, tokens[0], 2)), "one chunk is missing")
+	require.True(t, p.commitPickle(k, picklesOf(t, tokens[0], 3)), "a retry stores what was missing")
 	require.Equal(t, 3, p.lookup(k))
 	r := p.prepareRetrieve(k, 1)
 	require.True(t, r.Success)
@@ -271,10 +272,10 @@ func TestPickleIntoPreparedSlots(t *testing.T) {
 	tokens := prompt(1, 2*testChunk)
 	k := keyOf("a", tokens)
 	require.Len(t, p.prepareStore(k, 1).Slots, 2)
-	require.True(t, p.commitPickle(k, 1, picklesOf(t, tokens[0], 0, 2)))
+	require.True(t, p.commitPickle(k, picklesOf(t, tokens[0], 2)))
 	require.False(t, p.commitStore(k, 1), "nothing is left to commit")
 	require.Equal(t, 2, p.lookup(k))
-	requirePattern(t, s, p.prepareRetrieve(k, 1), tokens[0], 0)
+	requirePattern(t, s, p.prepareRetrieve(k, 1), tokens[0])
 }
 
 // A store without room says so instead of looking like one that was cached.
@@ -293,7 +294,7 @@ func TestStoreWithoutRoomFails(t *testing.T) {
 	k2 := keyOf("b", more)
 	require.False(t, p.prepareStore(k2, 1).Present)
 	require.False(t, p.commitStore(k2, 1))
-	require.False(t, p.commitPickle(k2, 1, picklesOf(t, more[0], 0, 6)))
+	require.False(t, p.commitPickle(k2, picklesOf(t, more[0], 6)))
 	require.Equal(t, 6, p.lookup(k), "nothing was lost for it")
 	require.EqualValues(t, 12, s.cache.Stats().NoSpace+s.cache.Stats().TooLarge)
 }
