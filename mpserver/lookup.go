@@ -90,13 +90,10 @@ func (s *Server) tryLookup(id string, job *lookupJob, req l1cache.LookupRequest,
 	if left := time.Until(until); left > 0 {
 		var once sync.Once
 		again := func() { once.Do(func() { s.tryLookup(id, job, req, note, what, until) }) }
-		timer := time.AfterFunc(left, again)
-		lease, pending := s.cache.Lookup(req, func() {
-			timer.Stop()
-			again()
-		})
-		if !pending {
-			timer.Stop()
+		lease, pending := s.cache.Lookup(req, again)
+		if pending {
+			time.AfterFunc(left, again)
+		} else {
 			s.finishLookup(id, job, lease, note, what)
 		}
 		return
