@@ -18,7 +18,10 @@ type transfer struct {
 	*requestKey
 	instance int64
 	in       *instance // nil when unknown, ill or registered for the other mode
-	from, to int       // chunks
+	// ranged says that the range is one a worker may transfer; only then is
+	// what follows set.
+	ranged   bool
+	from, to int // chunks
 	hand     handKey
 	rank     uint32
 }
@@ -41,32 +44,41 @@ func (s *Server) transfer(r *request, engine bool) (t transfer, reason string) {
 	if t.instance, err = wire.DecodeInt(r.payloads[1]); err != nil {
 		return t, "payload"
 	}
+	bad := t.setRange(s.opt.ChunkSize)
 	t.in = s.instances.get(t.instance, engine, r.client, time.Now())
-	if t.in == nil {
-		return t, "unknown_instance"
-	}
-	c := s.opt.ChunkSize
 	switch {
-	case !k.HasWorker:
-		return t, "worker"
+	case t.in == nil:
+		return t, "unknown_instance"
 	case k.Model != t.in.layout.model || k.WorldSize != t.in.layout.worldSize:
 		return t, "other_model"
+	}
+	return t, bad
+}
+
+// setRange works out the chunks of t, of c tokens each, and its rank. The
+// reason is empty when there is nothing wrong with them.
+func (t *transfer) setRange(c int) (reason string) {
+	k := t.requestKey
+	switch {
+	case !k.HasWorker:
+		return "worker"
 	case k.Start < 0 || k.Start%c != 0 || k.End%c != 0 || k.End > k.TokenCount:
-		return t, "range"
+		return "range"
 	}
 	var ok bool
 	if t.rank, ok = wire.KVRank(k.WorldSize, k.WorkerID); !ok {
-		return t, "worker"
+		return "worker"
 	}
 	t.from, t.to = k.Start/c, max(k.Start, k.End)/c
 	if t.to > len(k.prompt.Chunks()) {
-		return t, "token_range"
+		return "token_range"
 	}
 	t.hand = handKey{requestID: k.RequestID, salt: k.Salt, start: k.Start, end: k.End, worker: k.WorkerID}
 	if t.to > t.from {
 		t.hand.last = k.prompt.Chunks()[t.to-1]
 	}
-	return t, ""
+	t.ranged = true
+	return ""
 }
 
 // reserve asks the store for the chunks of t that it lacks.

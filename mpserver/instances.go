@@ -92,13 +92,24 @@ type instances struct {
 	models    map[modelKey]*modelEntry        // guarded by mu
 	strangers *simplelru.LRU[int64, struct{}] // guarded by mu: unknown ids that were told False
 	limbo     map[limboKey]limboEntry         // guarded by mu
+	closing   map[*serverDriven]closing       // guarded by mu: ended, and copies still on their way
+	closed    bool                            // guarded by mu: the server stops
 	// retire is told of the streams and mappings of instances that have
 	// ended; it must not block.
-	retire func(*serverDriven)
+	retire func(*serverDriven, ending)
 }
 
-func newInstances(retire func(*serverDriven)) *instances {
-	t := &instances{retire: retire, byID: map[int64]*instance{}, models: map[modelKey]*modelEntry{}, limbo: map[limboKey]limboEntry{}}
+// closing is what is left of a server-driven instance that has ended.
+type closing struct {
+	model string
+	since time.Time
+}
+
+func newInstances(retire func(*serverDriven, ending)) *instances {
+	t := &instances{
+		retire: retire, byID: map[int64]*instance{}, models: map[modelKey]*modelEntry{},
+		limbo: map[limboKey]limboEntry{}, closing: map[*serverDriven]closing{},
+	}
 	t.strangers, _ = simplelru.NewLRU[int64, struct{}](maxStrangers, nil)
 	return t
 }
@@ -106,6 +117,7 @@ func newInstances(retire func(*serverDriven)) *instances {
 // Errors of a registration.
 var (
 	errTooManyInstances = errors.New("too many registered workers")
+	errStopping         = errors.New("the server is stopping")
 	errLayoutConflict   = errors.New("another worker of this model and world size has registered a different KV layout")
 )
 
@@ -122,22 +134,27 @@ func (t *instances) refresh(id int64, l *layout, engine bool, c *client, now tim
 	return true
 }
 
-// register adds in. A known id with another layout is the same process starting
-// over: what it had in its hands goes into limbo.
-func (t *instances) register(in *instance, now time.Time) error {
+// register adds in. A known id is the same process starting over: what it had
+// in its hands goes into limbo, and what the server held of it is returned,
+// being closed.
+func (t *instances) register(in *instance, now time.Time) (former *serverDriven, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.strangers.Remove(in.id)
 	mk := modelKey{in.layout.model, in.layout.worldSize}
+	if t.closed {
+		return nil, errStopping
+	}
 	if old := t.byID[in.id]; old != nil {
-		t.drop(old, true)
+		former = old.driven
+		t.drop(old, endDoubtful)
 	}
 	if len(t.byID) >= maxInstances {
-		return fmt.Errorf("%w (%d): unregister some or restart the server", errTooManyInstances, maxInstances)
+		return former, fmt.Errorf("%w (%d): unregister some or restart the server", errTooManyInstances, maxInstances)
 	}
 	e := t.models[mk]
 	if e != nil && !in.ill && e.refs > e.ill && !e.layout.same(in.layout) {
-		return fmt.Errorf("%w: registered is %s, this worker has %s: give one of the engines another model name, or its own server", errLayoutConflict, e.layout.fingerprint, in.layout.fingerprint)
+		return former, fmt.Errorf("%w: registered is %s, this worker has %s: give one of the engines another model name, or its own server", errLayoutConflict, e.layout.fingerprint, in.layout.fingerprint)
 	}
 	if e == nil {
 		e = &modelEntry{}
@@ -152,13 +169,12 @@ func (t *instances) register(in *instance, now time.Time) error {
 	in.registered, in.lastSeen = now, now
 	in.hands = map[handKey]*hand{}
 	t.byID[in.id] = in
-	return nil
+	return former, nil
 }
 
-// drop removes in. mayWrite says that its process may still use the slots in
-// its hands: they go into limbo, and otherwise their memory returns at once.
-// mu is held.
-func (t *instances) drop(in *instance, mayWrite bool) {
+// drop removes in. If its process may still use the slots in its hands, they
+// go into limbo, and otherwise their memory returns at once. mu is held.
+func (t *instances) drop(in *instance, why ending) {
 	delete(t.byID, in.id)
 	t.strangers.Remove(in.id)
 	mk := modelKey{in.layout.model, in.layout.worldSize}
@@ -172,7 +188,7 @@ func (t *instances) drop(in *instance, mayWrite bool) {
 		}
 	}
 	for k, h := range in.hands {
-		if !mayWrite {
+		if why != endDoubtful {
 			h.release()
 			continue
 		}
@@ -182,9 +198,29 @@ func (t *instances) drop(in *instance, mayWrite bool) {
 		t.limbo[limboKey{in.id, k}] = limboEntry{conn: in.conn, hand: h}
 	}
 	in.hands = nil
-	if in.driven != nil && t.retire != nil {
-		t.retire(in.driven)
+	if in.driven != nil {
+		t.closing[in.driven] = closing{in.layout.model, time.Now()}
+		t.retire(in.driven, why)
 	}
+}
+
+// retired forgets d: nothing touches its memory any more.
+func (t *instances) retired(d *serverDriven) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.closing, d)
+}
+
+// lost drops the instance of d, if it is still that: its memory has gone.
+func (t *instances) lost(d *serverDriven) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	in := t.byID[d.instance]
+	if in == nil || in.driven != d {
+		return false
+	}
+	t.drop(in, endDoubtful)
+	return true
 }
 
 // release ends a hand: nobody uses its memory any more.
@@ -203,7 +239,7 @@ func (t *instances) unregister(id int64) *instance {
 	defer t.mu.Unlock()
 	in := t.byID[id]
 	if in != nil {
-		t.drop(in, false)
+		t.drop(in, endAsked)
 	}
 	return in
 }
@@ -373,10 +409,10 @@ func (t *instances) sweep(now time.Time, o *Options) (out []reaped) {
 		switch {
 		case in.conn != nil && in.conn.goneFor(o.ConnectionGrace, now):
 			r.reason = "connection_gone"
-			t.drop(in, false)
+			t.drop(in, endGone)
 		case o.WorkerReapTimeout > 0 && silent > budget:
 			r.reason = "silent"
-			t.drop(in, true)
+			t.drop(in, endDoubtful)
 		default:
 			for _, h := range in.hands {
 				if h.res != nil && h.res.Expired() {
@@ -394,8 +430,9 @@ func (t *instances) sweep(now time.Time, o *Options) (out []reaped) {
 func (t *instances) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.closed = true
 	for _, in := range t.byID {
-		t.drop(in, false)
+		t.drop(in, endAsked)
 	}
 	for k, e := range t.limbo {
 		e.hand.release()

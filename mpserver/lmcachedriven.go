@@ -2,12 +2,9 @@ package mpserver
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/copyplan"
-	"github.com/lmcache-go/lmcache-go/internal/device"
-	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
 	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
@@ -17,7 +14,7 @@ import (
 // blockTransfer is a decoded STORE or RETRIEVE.
 type blockTransfer struct {
 	transfer
-	d      *serverDriven
+	d      *serverDriven // nil without a worker that the server copies for
 	blocks [][]int64
 	event  []byte
 	chunkN int
@@ -26,12 +23,13 @@ type blockTransfer struct {
 // blockTransfer decodes r. An empty reason means that the range, and every
 // block id of it, is one that may be copied.
 func (s *Server) blockTransfer(r *request) (t blockTransfer, reason string) {
-	var err error
-	t.transfer, reason = s.transfer(r, false)
+	if t.transfer, reason = s.transfer(r, false); t.in != nil {
+		t.d = t.in.driven
+	}
 	if reason != "" {
 		return t, reason
 	}
-	t.d = t.in.driven
+	var err error
 	if t.blocks, err = wire.DecodeBlockIDs(r.payloads[2], nil); err != nil {
 		return t, "payload"
 	}
@@ -46,8 +44,21 @@ func (s *Server) blockTransfer(r *request) (t blockTransfer, reason string) {
 	return t, ""
 }
 
-// copied is the answer to a transfer that needs no copy, or whose copy is done.
+// copied is the answer to a transfer that needs no copy, or whose copy is done
+// when the event has fired.
 func copied(event []byte) reply { return value(wire.AppendStoreReply(nil, event, true)) }
+
+// storeWork is what a STORE has acquired so far.
+type storeWork struct {
+	plan  *copyplan.Plan
+	parts []*l1cache.Reservation
+}
+
+func (w *storeWork) abort() {
+	for _, p := range w.parts {
+		p.Abort()
+	}
+}
 
 // handleStore copies the engine's blocks into new objects. They are found by
 // the lookups that come after the answer; one that comes before waits for the
@@ -55,50 +66,48 @@ func copied(event []byte) reply { return value(wire.AppendStoreReply(nil, event,
 func handleStore(s *Server, ctx context.Context, r *request) reply {
 	t, reason := s.blockTransfer(r)
 	if reason != "" {
-		return s.failed(r, reason)
+		return s.refuseInOrder(r, &t, copyplan.Store, reason)
 	}
-	plan := copyplan.Acquire()
-	parts, err := s.planStore(ctx, &t, plan)
-	if err != nil {
-		abortAll(parts)
-		plan.Release()
-		return s.failed(r, planReason(err))
+	w := &storeWork{plan: copyplan.Acquire()}
+	handed := false
+	defer func() { // an error, or a panic
+		if !handed {
+			w.abort()
+			w.plan.Release()
+		}
+	}()
+	if err := s.planStore(ctx, &t, w); err != nil {
+		return s.refuseInOrder(r, &t, copyplan.Store, planReason(err))
 	}
-	if plan.Bytes == 0 {
-		abortAll(parts)
-		plan.Release()
-		return copied(nil)
-	}
-	for _, p := range parts {
+	for _, p := range w.parts {
 		p.BeginFill()
 	}
-	return s.submit(r, &t, t.d.stores, copyplan.Store, plan, func(err error) bool {
-		if err != nil {
-			abortAll(parts)
-			return false
-		}
-		ok := true
-		for _, p := range parts {
-			ok = p.Publish(nil) == len(p.Slots()) && ok
-			p.Release()
-		}
-		return ok
-	})
+	handed = true
+	return s.submit(r, &t, copyplan.Store, w.plan, w.finish)
 }
 
-func abortAll(parts []*l1cache.Reservation) {
-	for _, p := range parts {
-		p.Abort()
+// finish publishes what was copied. A reservation whose time has run out
+// publishes nothing.
+func (w *storeWork) finish(err error) (reason string) {
+	defer w.abort() // what a panic leaves
+	if err != nil {
+		return copyReason(err)
 	}
+	for _, p := range w.parts {
+		if p.Publish(nil) != len(p.Slots()) {
+			reason = "expired"
+		}
+	}
+	return reason
 }
 
 // planStore reserves what the store lacks of the range, in every object group,
 // and plans the copies there.
-func (s *Server) planStore(ctx context.Context, t *blockTransfer, plan *copyplan.Plan) (parts []*l1cache.Reservation, err error) {
+func (s *Server) planStore(ctx context.Context, t *blockTransfer, w *storeWork) error {
 	kv := t.in.layout.kv
 	var null []bool
 	for g := range t.in.layout.groups {
-		null = copyplan.NullChunks(kv, g, t.blocks, t.chunkN, int64(s.opt.NullBlockID), null[:0])
+		null = copyplan.NullChunks(kv, g, t.blocks, t.chunkN, int64(s.opt.NullBlockID), null)
 		hashes := make([]hash.Digest, 0, t.chunkN)
 		index := make([]int, 0, t.chunkN)
 		for i, h := range t.chunks() {
@@ -111,73 +120,85 @@ func (s *Server) planStore(ctx context.Context, t *blockTransfer, plan *copyplan
 		}
 		res, err := s.reserve(ctx, &t.transfer, g, hashes)
 		if err != nil {
-			return parts, err
+			return err
 		}
-		parts = append(parts, res)
-		objects := make([]copyplan.Object, 0, len(res.Slots()))
-		for _, sl := range res.Slots() {
-			objects = append(objects, copyplan.Object{Chunk: index[sl.Chunk], Offset: sl.Offset, Bytes: t.in.layout.groups[g].sizeBytes})
-		}
-		if len(objects) == 0 {
+		w.parts = append(w.parts, res)
+		slots := res.Slots()
+		if len(slots) == 0 {
 			continue
 		}
+		objects := make([]copyplan.Object, len(slots))
+		for i, sl := range slots {
+			objects[i] = copyplan.Object{Chunk: index[sl.Chunk], Offset: sl.Offset, Bytes: t.in.layout.groups[g].sizeBytes}
+		}
 		req := copyplan.Request{Layout: kv, Group: g, BlockIDs: t.blocks, Chunks: t.chunkN}
-		if err := plan.Add(&req, objects, t.d.dev.Traits().Plans); err != nil {
-			return parts, err
+		if err := w.plan.Add(&req, objects, t.d.dev.Traits().Plans); err != nil {
+			return err
 		}
 	}
-	return parts, nil
+	return nil
+}
+
+// loadWork is what a RETRIEVE has acquired so far.
+type loadWork struct {
+	plan      *copyplan.Plan
+	transfers []*l1cache.Transfer
+	scratch   []*l1cache.Reservation // copies of objects in the engine's order
+}
+
+// end lets go of the objects: nobody reads them any more.
+func (w *loadWork) end() {
+	for _, tr := range w.transfers {
+		tr.Done()
+	}
+	for _, p := range w.scratch {
+		p.Release()
+	}
 }
 
 // handleRetrieve copies the objects of a hit into the engine's blocks.
-func handleRetrieve(s *Server, _ context.Context, r *request) reply {
+func handleRetrieve(s *Server, ctx context.Context, r *request) reply {
 	t, reason := s.blockTransfer(r)
 	skip, err := wire.DecodeInt(r.payloads[4])
-	if err != nil || skip < 0 {
+	if reason == "" && (err != nil || skip < 0) {
 		reason = "payload"
 	}
 	if reason != "" {
-		if reason == "block_ids" {
-			s.giveUp(&t) // the hit will not be retrieved
-		}
-		return s.failed(r, reason)
+		s.giveUp(&t) // the hit will not be retrieved
+		return s.refuseInOrder(r, &t, copyplan.Load, reason)
 	}
 	if t.chunkN == 0 {
-		return copied(nil)
+		return s.submit(r, &t, copyplan.Load, copyplan.Acquire(), func(error) string { return "" })
 	}
-	transfers, err := s.takeHit(&t)
-	if err != nil {
-		s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.chunkN)
-		return s.failed(r, "not_held")
-	}
-	plan := copyplan.Acquire()
-	if err := s.planLoad(&t, plan, transfers, int(min(skip, int64(t.End)))); err != nil {
-		endAll(transfers)
-		plan.Release()
-		s.log.Warn("a hit cannot be loaded; nothing was copied", "component", "mq", "instance_id", t.instance, "err", err)
-		return s.failed(r, planReason(err))
-	}
-	if plan.Bytes == 0 {
-		endAll(transfers)
-		plan.Release()
-		return copied(nil)
-	}
-	return s.submit(r, &t, t.d.loads, copyplan.Load, plan, func(err error) bool {
-		endAll(transfers)
-		if err == nil {
-			s.met.ChunksLoaded(int64(t.WorkerID), t.Model, t.Salt, t.chunkN)
+	w := &loadWork{plan: copyplan.Acquire()}
+	handed := false
+	defer func() { // an error, or a panic
+		if !handed {
+			w.end()
+			w.plan.Release()
 		}
-		return err == nil
+	}()
+	if w.transfers, err = s.takeHit(&t.transfer, t.in.layout); err != nil {
+		s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.chunkN)
+		return s.refuseInOrder(r, &t, copyplan.Load, "not_held")
+	}
+	if err := s.planLoad(ctx, &t, w, int(min(skip, int64(t.End)))); err != nil {
+		s.log.Warn("a hit cannot be loaded; nothing was copied", "component", "mq", "instance_id", t.instance, "err", err)
+		return s.refuseInOrder(r, &t, copyplan.Load, planReason(err))
+	}
+	worker, model, salt, chunks := int64(t.WorkerID), t.Model, t.Salt, t.chunkN
+	handed = true
+	return s.submit(r, &t, copyplan.Load, w.plan, func(err error) string {
+		w.end()
+		if err != nil {
+			return copyReason(err)
+		}
+		s.met.ChunksLoaded(worker, model, salt, chunks)
+		return ""
 	})
 }
 
-func endAll(transfers []*l1cache.Transfer) {
-	for _, tr := range transfers {
-		tr.Done()
-	}
-}
-
-// readableGroups is how many of l's groups a hit has.
+// readableGroups is how many of l's groups a hit has: the first ones.
 func (l *layout) readableGroups() int {
 	n := 0
 	for _, g := range l.groups {
@@ -188,124 +209,63 @@ func (l *layout) readableGroups() int {
 	return n
 }
 
-func (s *Server) takeHit(t *blockTransfer) ([]*l1cache.Transfer, error) {
-	lay := t.in.layout
+// takeHit moves the holds of the range to transfers, one a group that is read.
+func (s *Server) takeHit(t *transfer, lay *layout) ([]*l1cache.Transfer, error) {
 	return s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), lay.readableGroups(), t.rank, t.from, t.to, time.Now())
 }
 
-// giveUp ends the holds of a retrieve that cannot be served.
+// giveUp ends the holds of a retrieve that cannot be served, also that of a
+// worker which is not registered.
 func (s *Server) giveUp(t *blockTransfer) {
-	if transfers, err := s.takeHit(t); err == nil {
-		endAll(transfers)
+	if !t.ranged || t.from == t.to {
+		return
+	}
+	lay, _ := s.instances.model(t.Model, t.WorldSize)
+	if t.in != nil {
+		lay = t.in.layout
+	}
+	if lay == nil {
+		return
+	}
+	if transfers, err := s.takeHit(&t.transfer, lay); err == nil {
+		for _, tr := range transfers {
+			tr.Done()
+		}
 	}
 }
 
-// planLoad plans the copies of a hit, less what is skipped.
-func (s *Server) planLoad(t *blockTransfer, plan *copyplan.Plan, transfers []*l1cache.Transfer, skip int) error {
-	kv := t.in.layout.kv
-	for g, tr := range transfers {
+// planLoad plans the copies of a hit, less what is skipped. Objects in another
+// order than the engine's are reordered on the way, or before, where the device
+// can only copy.
+func (s *Server) planLoad(ctx context.Context, t *blockTransfer, w *loadWork, skip int) error {
+	kv, traits := t.in.layout.kv, t.d.dev.Traits()
+	for g, tr := range w.transfers {
 		from, to := kv.RetrieveChunks(g, t.chunkN, skip)
-		var objects []copyplan.Object
+		if from >= to {
+			continue
+		}
+		objects := make([]copyplan.Object, 0, to-from)
 		for _, o := range tr.Objects() {
-			c := o.Chunk - t.from
-			if c < from || c >= to {
-				continue
+			if c := o.Chunk - t.from; c >= from && c < to {
+				objects = append(objects, copyplan.Object{Chunk: c, Offset: o.Offset, Bytes: o.Length, Form: s.forms.Form(uint8(o.Order))})
 			}
-			objects = append(objects, copyplan.Object{Chunk: c, Offset: o.Offset, Bytes: o.Length, Form: s.forms.Form(uint8(o.Order))})
 		}
 		if len(objects) != to-from {
 			return l1cache.ErrNotHeld
 		}
-		if len(objects) == 0 {
-			continue
+		if traits.CopiesOnly {
+			res, err := s.convert(ctx, objects, t.in.layout.groups[g].form)
+			if res != nil {
+				w.scratch = append(w.scratch, res)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		req := copyplan.Request{Layout: kv, Group: g, BlockIDs: t.blocks, Chunks: t.chunkN, SkipTokens: skip}
-		if err := plan.Add(&req, objects, t.d.dev.Traits().Plans); err != nil {
+		if err := w.plan.Add(&req, objects, traits.Plans); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// submit queues the copies of r and answers when nothing can touch the
-// client's blocks any more, or, if the device has events, at once with one.
-// finish publishes or releases, and says whether the transfer succeeded.
-func (s *Server) submit(r *request, t *blockTransfer, stream device.Stream, dir copyplan.Direction, plan *copyplan.Plan, finish func(error) bool) reply {
-	d := t.d
-	mdir := metrics.Store
-	if dir == copyplan.Load {
-		mdir = metrics.Retrieve
-	}
-	bytes, begin := plan.Bytes, time.Now()
-	traits := d.dev.Traits()
-	job := &device.Job{Direction: dir, Plan: plan, Engine: d.memory, Pool: s.arena.Bytes(), After: t.event}
-	var late *time.Timer
-	job.Done = func(err error) {
-		late.Stop()
-		plan.Release()
-		ok := finish(err)
-		d.inflight.Add(-1)
-		if err == nil {
-			s.met.TransferEnded(mdir, d.name, bytes)
-			s.met.TransferSpeed(mdir, d.name, d.instance, t.Model, bytes, time.Since(begin))
-		} else {
-			s.log.Warn("a copy failed", "component", "device", "op", r.op.String(), "instance_id", d.instance, "request_id", t.RequestID, "err", err)
-		}
-		switch {
-		case !traits.AnswerAtDone: // the client was answered after Submit
-			return
-		case !ok:
-			s.later(r, s.failed(r, copyReason(err)))
-		default:
-			s.later(r, copied([]byte(traits.StubEvent)))
-		}
-	}
-	// A copy that does not begin or end in time is called off; the answer
-	// still waits until it cannot write any more.
-	late = time.AfterFunc(time.Until(r.received.Add(r.row.deadline)), func() {
-		s.met.TimedOut("copy")
-		stream.Cancel(job)
-	})
-	d.inflight.Add(1)
-	s.met.TransferBegun(mdir, d.name)
-	event, err := stream.Submit(job)
-	if err != nil {
-		late.Stop()
-		d.inflight.Add(-1)
-		plan.Release()
-		finish(err)
-		return s.failed(r, copyReason(err))
-	}
-	if traits.AnswerAtDone {
-		return reply{kind: replyLater}
-	}
-	return copied(event)
-}
-
-func planReason(err error) string {
-	switch {
-	case errors.Is(err, copyplan.ErrObject), errors.Is(err, kvlayout.ErrForms):
-		return "object_form"
-	case errors.Is(err, l1cache.ErrNotHeld):
-		return "not_held"
-	case errors.Is(err, copyplan.ErrBlockID), errors.Is(err, copyplan.ErrShort), errors.Is(err, copyplan.ErrLists):
-		return "block_ids"
-	}
-	return reserveReason(err)
-}
-
-func copyReason(err error) string {
-	switch {
-	case err == nil:
-		return "expired"
-	case errors.Is(err, device.ErrLost):
-		return "engine_memory_gone"
-	case errors.Is(err, device.ErrCanceled):
-		return "deadline"
-	case errors.Is(err, device.ErrBusy):
-		return "queue_full"
-	case errors.Is(err, device.ErrClosed):
-		return "unknown_instance"
-	}
-	return "copy"
 }

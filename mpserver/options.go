@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/internal/device"
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
 )
 
@@ -121,6 +122,11 @@ type Options struct {
 	Version string
 	// Commit is what GET /commit_id tells. Default "unknown".
 	Commit string
+
+	// Seams for tests: the device, which the server closes, and how long copies
+	// may take instead of their operation's deadline.
+	device    device.Device
+	copyLimit time.Duration
 }
 
 // L1Options configures the L1 store.

@@ -25,7 +25,7 @@ func handleRegisterEngineDriven(s *Server, _ context.Context, r *request) reply 
 		return value(wire.AppendEngineDrivenReply(nil, name, size))
 	}
 	in := &instance{id: c.InstanceID, layout: lay, engine: true, conn: r.client}
-	if err := s.instances.register(in, time.Now()); err != nil {
+	if _, err := s.instances.register(in, time.Now()); err != nil {
 		return s.registrationFailed(r, c.InstanceID, lay, err)
 	}
 	s.met.InstanceEvent("registered")
@@ -52,7 +52,7 @@ func (s *Server) registrationFailed(r *request, id int64, lay *layout, err error
 		return refuse.because("registration")
 	}
 	ill := &instance{id: id, layout: lay, engine: r.op == wire.OpRegisterEngineDriven, ill: true, lastErr: err.Error(), conn: r.client}
-	if err := s.instances.register(ill, time.Now()); err != nil {
+	if _, err := s.instances.register(ill, time.Now()); err != nil {
 		return refuse.because("registration")
 	}
 	if r.op == wire.OpRegisterEngineDriven {
@@ -68,7 +68,7 @@ func failRegister(s *Server, r *request) reply {
 	return s.registrationFailed(r, 0, nil, errors.New("the request is not what lmcache 0.5.6 sends, or came too late"))
 }
 
-func handleUnregister(s *Server, ctx context.Context, r *request) reply {
+func handleUnregister(s *Server, _ context.Context, r *request) reply {
 	id, err := wire.DecodeInt(r.payloads[0])
 	if err != nil {
 		return s.failed(r, "payload")
@@ -79,8 +79,5 @@ func handleUnregister(s *Server, ctx context.Context, r *request) reply {
 	}
 	s.met.InstanceEvent("unregistered")
 	s.log.Info("unregistered", "component", "mq", "instance_id", id)
-	if in.driven != nil {
-		in.driven.awaitClosed(ctx) // the engine frees its blocks when it hears us
-	}
-	return empty
+	return s.whenClosed(in.driven, r, empty) // the engine frees its blocks when it hears us
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,11 +38,17 @@ type Server struct {
 	sessions  *sessions
 	peers     p2pTasks
 	forms     kvlayout.Forms
-	cpu       *device.CPU
+	dev       device.Device // of the workers whose KV the server copies
+	devName   string
 	http      *httpServer
 	health    health
-	retiring  sync.WaitGroup // streams and mappings of ended instances
+	retiring  joiner // closes streams and mappings of ended instances
 	tasks     taskGroup
+
+	// hurry ends when copies on their way at the stop are to be called off,
+	// abandon when the stop waits for them no longer.
+	hurry, abandon         context.Context
+	hurryUp, abandonCopies context.CancelFunc
 
 	// draining: the server stops; new requests hear their failure.
 	draining  atomic.Bool
@@ -58,6 +66,8 @@ func New(o Options) (*Server, error) {
 	}
 	o.setDefaults()
 	s := &Server{opt: o, log: o.Logger, start: time.Now()}
+	s.hurry, s.hurryUp = context.WithCancel(context.Background())
+	s.abandon, s.abandonCopies = context.WithCancel(context.Background())
 	var err error
 	if s.hasher, err = hash.New(hash.Options{Algorithm: o.HashAlgorithm, ChunkSize: o.ChunkSize, CacheBytes: o.PromptCacheBytes, PythonHashSeed: o.PythonHashSeed}); err != nil {
 		return nil, err
@@ -98,7 +108,9 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.cpu = device.NewCPU(device.CPUOptions{})
+	if s.dev, s.devName = o.device, "fake"; s.dev == nil {
+		s.dev, s.devName = device.NewCPU(device.CPUOptions{}), "cpu"
+	}
 	s.clients = newClients()
 	s.instances = newInstances(s.retire)
 	s.sessions = newSessions(s.cache, o, s.tell)
@@ -159,10 +171,14 @@ func (s *Server) shutdown() error {
 	if s.http != nil {
 		errs = append(errs, s.http.shutdown(ctx))
 	}
-	if s.lanes != nil {
-		if !s.lanes.drain(ctx) {
-			errs = append(errs, fmt.Errorf("requests still running after %s were abandoned", s.opt.DrainTimeout))
-		}
+	idle := true
+	if s.lanes != nil && !s.lanes.drain(ctx) {
+		idle = false
+		errs = append(errs, fmt.Errorf("requests still running after %s were abandoned", s.opt.DrainTimeout))
+	}
+	if !s.stopCopies(ctx) {
+		idle = false
+		errs = append(errs, fmt.Errorf("copies still running after %s were abandoned", s.opt.DrainTimeout))
 	}
 	if s.sessions != nil {
 		s.sessions.close()
@@ -175,20 +191,42 @@ func (s *Server) shutdown() error {
 	if s.sock != nil {
 		errs = append(errs, s.sock.close())
 	}
-	if s.instances != nil {
-		s.instances.close()
-	}
-	if s.cpu != nil {
-		errs = append(errs, s.cpu.Close())
-	}
-	s.retiring.Wait()
 	if s.cache != nil {
 		errs = append(errs, s.cache.Close())
 	}
 	if s.arena != nil {
-		errs = append(errs, s.arena.Close())
+		if idle {
+			errs = append(errs, s.arena.Close())
+		} else if name := s.arena.ShmName(); name != "" {
+			// Somebody may still touch the pool: it stays mapped until the
+			// process ends, but its name goes.
+			errs = append(errs, os.Remove(filepath.Join("/dev/shm", name)))
+		}
 	}
 	return errors.Join(errs...)
+}
+
+// stopCopies lets the copies on their way finish until ctx ends, and calls the
+// rest off; their requests are answered. It reports whether nothing touches
+// the pool any more.
+func (s *Server) stopCopies(ctx context.Context) bool {
+	defer s.hurryUp()
+	defer s.abandonCopies()
+	if s.instances == nil {
+		return true
+	}
+	s.instances.close()
+	done := s.retiring.wait(ctx)
+	s.hurryUp()
+	if err := s.dev.Close(); err != nil {
+		s.log.Error("close the device", "component", "device", "err", err)
+	}
+	if !done {
+		last, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		done = s.retiring.wait(last)
+	}
+	return done
 }
 
 // taskGroup runs the long-lived goroutines of a server and knows when one has

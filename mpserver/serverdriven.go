@@ -4,27 +4,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/internal/copyplan"
 	"github.com/lmcache-go/lmcache-go/internal/device"
 	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
 // serverDriven is what the server holds of a worker whose blocks it copies: the
-// mappings of its KV cache and a stream each way, so that a load does not wait
+// mappings of its KV cache and a queue each way, so that a load does not wait
 // behind stores, nor behind anybody else.
 type serverDriven struct {
 	instance int64
 	name     string // of the device, for metrics
 	dev      device.Device
 	memory   []device.Memory // one per storage of the layout
-	stores   device.Stream
-	loads    device.Stream
-	inflight atomic.Int64
+	stores   *copyQueue
+	loads    *copyQueue
 	closed   chan struct{} // closed when nothing touches the worker's memory any more
 }
+
+func (d *serverDriven) queue(dir copyplan.Direction) *copyQueue {
+	if dir == copyplan.Load {
+		return d.loads
+	}
+	return d.stores
+}
+
+// pending is the number of transfers on their way.
+func (d *serverDriven) pending() int { return d.stores.pending() + d.loads.pending() }
 
 // errForeignMemory is what a registration hears whose memory cannot be opened here.
 var errForeignMemory = errors.New("the KV cache is in GPU memory, which this build does not serve yet: set lmcache.mp.mp_transfer_mode to engine_driven in kv_connector_extra_config, and give the server --shm-name")
@@ -108,22 +117,22 @@ func handleRegisterKVCache(s *Server, _ context.Context, r *request) reply {
 	if err != nil {
 		return s.registrationFailed(r, reg.id, s.illLayout(reg), err)
 	}
-	if s.instances.refresh(reg.id, lay, false, r.client, time.Now()) {
-		return empty
-	}
-	d, err := openServerDriven(reg.id, s.cpu, "cpu", kv)
+	// A worker that registers again may have new memory under the old names, and
+	// has given up what it had on its way: nothing of its former self is kept.
+	d, err := openServerDriven(reg.id, s.dev, s.devName, kv)
 	if err != nil {
 		return s.registrationFailed(r, reg.id, lay, err)
 	}
 	in := &instance{id: reg.id, layout: lay, driven: d, conn: r.client}
-	if err := s.instances.register(in, time.Now()); err != nil {
-		s.retire(d)
+	former, err := s.instances.register(in, time.Now())
+	if err != nil {
+		s.retire(d, endDoubtful)
 		return s.registrationFailed(r, reg.id, lay, err)
 	}
 	s.met.InstanceEvent("registered")
 	s.log.Info("registered", "component", "mq", "instance_id", reg.id, "model", reg.model, "world_size", reg.worldSize,
 		"mode", TransferLMCacheDriven, "device", d.name, "layout", lay.fingerprint, "tensors", len(reg.input.Tensors), "storages", len(kv.Storages))
-	return empty
+	return s.whenClosed(former, r, empty)
 }
 
 // illLayout is a stand-in for a registration that was not understood, so that
@@ -153,49 +162,11 @@ func openServerDriven(id int64, dev device.Device, name string, kv *kvlayout.Lay
 		}
 		d.memory = append(d.memory, m)
 	}
-	if d.stores, err = dev.NewStream(fmt.Sprintf("store %d", id)); err != nil {
+	if d.stores, err = newCopyQueue(dev, fmt.Sprintf("store %d", id)); err != nil {
 		return nil, err
 	}
-	if d.loads, err = dev.NewStream(fmt.Sprintf("load %d", id)); err != nil {
-		return nil, errors.Join(err, d.stores.Close(context.Background()))
+	if d.loads, err = newCopyQueue(dev, fmt.Sprintf("load %d", id)); err != nil {
+		return nil, errors.Join(err, d.stores.stream.Close(context.Background()))
 	}
 	return d, nil
-}
-
-// retireLimit is how long an ended instance's copies may take before the log
-// says that it is stuck.
-const retireLimit = 10 * time.Second
-
-// retire closes the streams and mappings of an ended instance beside
-// everything else. It does not block.
-func (s *Server) retire(d *serverDriven) {
-	s.retiring.Go(func() {
-		defer close(d.closed)
-		for _, st := range []device.Stream{d.stores, d.loads} {
-			for {
-				ctx, cancel := context.WithTimeout(context.Background(), retireLimit)
-				err := st.Close(ctx)
-				cancel()
-				if err == nil {
-					break
-				}
-				s.met.InstanceEvent("stuck")
-				s.log.Error("an ended worker's copies do not finish; its memory stays mapped until they do", "component", "device", "instance_id", d.instance, "err", err)
-				if s.draining.Load() {
-					return // the process ends; its mappings end with it
-				}
-			}
-		}
-		for _, m := range d.memory {
-			m.Close()
-		}
-	})
-}
-
-// awaitClosed waits until nothing touches the worker's memory any more, within ctx.
-func (d *serverDriven) awaitClosed(ctx context.Context) {
-	select {
-	case <-d.closed:
-	case <-ctx.Done():
-	}
 }
