@@ -23,16 +23,23 @@ type connectorConfig struct {
 type connectorExtra struct {
 	Host string `json:"lmcache.mp.host"`
 	Port int    `json:"lmcache.mp.port"`
+	// Mode is engine_driven while the server cannot copy GPU memory, which is
+	// what a worker on CUDA asks for unless it is told otherwise.
+	Mode mpserver.TransferMode `json:"lmcache.mp.mp_transfer_mode"`
 }
 
 // connectorJSON is that configuration. A failed load is recomputed and not an
 // error of the request: a cache must not be able to break an answer.
-func connectorJSON(host string, port int) string {
+func connectorJSON(host string, port int, served mpserver.TransferMode) string {
+	mode := mpserver.TransferEngineDriven
+	if served == mpserver.TransferLMCacheDriven {
+		mode = served
+	}
 	b, err := json.Marshal(connectorConfig{
 		Connector: "LMCacheMPConnector",
 		Role:      "kv_both",
 		OnFailure: "recompute",
-		Extra:     connectorExtra{Host: "tcp://" + dialHost(host), Port: port},
+		Extra:     connectorExtra{Host: "tcp://" + dialHost(host), Port: port, Mode: mode},
 	})
 	if err != nil {
 		panic(err) // strings and numbers
@@ -59,7 +66,7 @@ func dialHost(host string) string {
 
 // printConnector tells an operator what to give to vLLM.
 func printConnector(w io.Writer, host string, port int, o mpserver.Options) {
-	fmt.Fprintf(w, "Start vLLM on this host with:\n\n  --kv-transfer-config '%s'\n\n", connectorJSON(host, port))
+	fmt.Fprintf(w, "Start vLLM on this host with:\n\n  --kv-transfer-config '%s'\n\n", connectorJSON(host, port, o.TransferMode))
 	switch {
 	case o.TransferMode == mpserver.TransferLMCacheDriven:
 	case o.L1.ShmName == "":

@@ -12,11 +12,12 @@ import (
 
 func TestConnectorJSON(t *testing.T) {
 	require.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_load_failure_policy":"recompute",`+
-		`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555}}`, connectorJSON("localhost", 6555))
+		`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555,"lmcache.mp.mp_transfer_mode":"engine_driven"}}`, connectorJSON("localhost", 6555, mpserver.TransferAuto))
+	require.Contains(t, connectorJSON("localhost", 6555, mpserver.TransferLMCacheDriven), `"lmcache.mp.mp_transfer_mode":"lmcache_driven"`)
 	f := func(host, want string) {
 		t.Helper()
 		var c connectorConfig
-		require.NoError(t, json.Unmarshal([]byte(connectorJSON(host, 1)), &c))
+		require.NoError(t, json.Unmarshal([]byte(connectorJSON(host, 1, "")), &c))
 		if c.Extra.Host != want {
 			t.Errorf("%s: got %s, want %s", host, c.Extra.Host, want)
 		}

@@ -82,7 +82,7 @@ func TestRunServer(t *testing.T) {
 	require.Equal(t, "prefiller", o.InstanceID)
 	require.NotEmpty(t, o.Version)
 	require.NotNil(t, o.Logger)
-	require.Contains(t, out, `"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":34567}`, "the port that was taken")
+	require.Contains(t, out, `"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":34567,`, "the port that was taken")
 	require.Contains(t, errs, "a server of the LMCache MP protocol")
 	require.Contains(t, errs, `msg=setting name=instance-id value=prefiller origin=flag`)
 	require.Contains(t, errs, `msg=setting name=l1-size-gb value="4 GiB" origin="derived: the default of 4 GiB`)
