@@ -17,6 +17,7 @@ var (
 	againstReference = flag.Bool("reference", false, "run the scenarios against the real server instead of ours")
 	soakTime         = flag.Duration("soak", defaultSoak, "how long TestSoak runs")
 	soakClients      = flag.Int("clients", 16, "clients of TestSoak")
+	seed             = flag.Uint64("seed", 3, "seed of TestGarbage and TestSoak")
 )
 
 // buildDir holds the binary that the tests built; removed by TestMain.
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 		if buildDir != "" {
 			_ = os.RemoveAll(buildDir)
 		}
-		os.Exit(code) //nolint:forbidigo // the end of TestMain
+		os.Exit(code)
 	}))
 }
 

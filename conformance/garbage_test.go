@@ -101,7 +101,7 @@ func TestGarbage(t *testing.T) {
 	before := newDealer(t, s)
 	before.alive(t)
 	good := realRequests(t)
-	r := rand.New(rand.NewPCG(3, 1000))
+	r := rand.New(rand.NewPCG(*seed, 1000))
 	const messages, sockets = 3000, 4
 	senders := make([]*dealer, sockets)
 	for i := range senders {

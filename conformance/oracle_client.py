@@ -503,8 +503,9 @@ def main():
                           f"{op!r}: not a refusal: {frames[1:]}")
                 for payload in (enc("x"), b"\xc1"):
                     check(ask(9, 22, payload)[1:] == [enc(22), enc(False)], "a bad ping must answer False")
-                check(ask(10, 6, *[b"\xc1"] * 4)[2] == enc((b"", False)), "a bad store")
-                check(ask(11, 7, *[b"\xc1"] * 2)[2] == enc((b"", False)), "a bad retrieve")
+                for uid, op, name, payloads in ((10, 6, "store", 4), (11, 7, "retrieve", 2)):
+                    got = ask(uid, op, *[b"\xc1"] * payloads)[1:]
+                    check(got == [enc(op), enc((b"", False))], f"a bad {name}: {got}")
                 raw.send_multipart([b"x"])
                 raw.send_multipart([b"\xffopaque", enc("noop")])
                 check(raw.poll(5000) and raw.recv_multipart() == [b"\xffopaque", enc("noop"), enc("OK")])

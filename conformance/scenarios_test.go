@@ -39,6 +39,25 @@ func TestOracle(t *testing.T) {
 	f("pickle, chunk 256", 256, false)
 }
 
+// TestOracleServerDriven is the other transfer mode: the server copies out of
+// and into CPU tensors in shared memory.
+func TestOracleServerDriven(t *testing.T) {
+	f := func(name string, chunk int) {
+		t.Run(name, func(t *testing.T) {
+			python(t)
+			s := newServer(t, config{chunk: chunk, poolMiB: 256, pool: true})
+			args := []string{"--url", s.url(), "--http", s.httpURL(), "--modes", "lmcache", "--require-lmcache"}
+			if !*againstReference {
+				args = append(args, "--answers")
+			}
+			script{name: "oracle_client.py", args: args, limit: 3 * time.Minute, steps: 20}.run(t)
+			s.terminate()
+		})
+	}
+	f("chunk 16", 16)
+	f("chunk 256", 256)
+}
+
 // TestOracleReference shows that the same script is true of the real server.
 func TestOracleReference(t *testing.T) {
 	f := func(name string, chunk int, pool bool, more ...string) {
@@ -124,7 +143,7 @@ func TestSoak(t *testing.T) {
 		args: []string{
 			"--url", s.url(), "--http", s.httpURL(), "--seconds", fmt.Sprint(soakTime.Seconds()),
 			"--clients", fmt.Sprint(*soakClients), "--set-bytes", fmt.Sprint(3 * s.poolBytes()),
-			"--kills", fmt.Sprint(max(2, int(soakTime.Seconds()/30))),
+			"--kills", fmt.Sprint(max(2, int(soakTime.Seconds()/30))), "--seed", fmt.Sprint(*seed),
 		},
 		limit: *soakTime + 3*time.Minute, steps: 5,
 	}.run(t)
