@@ -120,28 +120,46 @@ func looksLikeFlag(arg string) bool {
 	return len(arg) > 1 && arg[0] == '-' && !negative.MatchString(arg) && !strings.Contains(arg, " ")
 }
 
-// parseArgs reads a command line. It returns the values that it sets, by the
-// name of their row; an unknown argument, a missing or a bad value is a
-// usageError.
+// parseArgs reads a command line of flags only. It returns the values that it
+// sets, by the name of their row; an unknown argument, a missing or a bad value
+// is a usageError.
 func parseArgs(rows []row, args []string) (map[string]value, error) {
-	p := argParser{rows: rows, rest: args, set: map[string]value{}}
+	set, _, err := parseLine(rows, 0, args)
+	return set, err
+}
+
+// parseLine is parseArgs for a command with up to that many positional
+// arguments, which may stand anywhere.
+func parseLine(rows []row, positionals int, args []string) (map[string]value, []string, error) {
+	p := argParser{rows: rows, rest: args, set: map[string]value{}, takes: positionals}
 	for len(p.rest) > 0 {
 		if err := p.next(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if len(p.unknown) > 0 {
-		return nil, &usageError{"unrecognized arguments: " + strings.Join(p.unknown, " ") + p.hint}
+		return nil, nil, &usageError{"unrecognized arguments: " + strings.Join(p.unknown, " ") + p.hint}
 	}
-	return p.set, nil
+	return p.set, p.positional, nil
 }
 
 type argParser struct {
-	rows    []row
-	rest    []string
-	set     map[string]value
-	unknown []string
-	hint    string // what an unknown flag may have meant
+	rows       []row
+	rest       []string
+	set        map[string]value
+	takes      int // positional arguments
+	positional []string
+	unknown    []string
+	hint       string // what an unknown flag may have meant
+}
+
+// stray takes an argument that belongs to no flag.
+func (p *argParser) stray(arg string) {
+	if len(p.positional) < p.takes {
+		p.positional = append(p.positional, arg)
+		return
+	}
+	p.unknown = append(p.unknown, arg)
 }
 
 // next reads one flag with its values, or sets an unknown argument aside.
@@ -149,8 +167,14 @@ func (p *argParser) next() error {
 	arg := p.rest[0]
 	p.rest = p.rest[1:]
 	if arg == "--" {
-		p.unknown = append(p.unknown, p.rest...)
+		for _, a := range p.rest {
+			p.stray(a)
+		}
 		p.rest = nil
+		return nil
+	}
+	if !looksLikeFlag(arg) {
+		p.stray(arg)
 		return nil
 	}
 	name, text, hasText := strings.Cut(arg, "=")

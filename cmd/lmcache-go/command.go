@@ -44,7 +44,12 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"server", "serve the MP protocol and its HTTP surface; --check only looks whether it could", runServer},
-		{"version", "print the version", runVersion},
+		toolCommand(pingTool),
+		toolCommand(statusTool),
+		toolCommand(describeTool),
+		kvcacheCommand(),
+		quotaCommand(),
+		{"version", "print the version; --url asks a server for its own", runVersion},
 		{"help", "print this list", runHelp},
 	}
 }
@@ -82,8 +87,11 @@ func printCommands(w io.Writer) {
 }
 
 func runHelp(args []string, c console) int {
-	if len(args) == 1 && args[0] == "server" {
-		return runServer([]string{"--help"}, c)
+	if len(args) > 0 && args[0] != "help" {
+		all := commands()
+		if i := slices.IndexFunc(all, func(cmd command) bool { return cmd.name == args[0] }); i >= 0 {
+			return all[i].run(append(slices.Clone(args[1:]), "--help"), c)
+		}
 	}
 	printCommands(c.stdout)
 	return exitOK

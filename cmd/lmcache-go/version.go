@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -45,15 +47,36 @@ func buildOf(linked string, info *debug.BuildInfo) build {
 	return b
 }
 
-func runVersion(args []string, c console) int {
-	if len(args) > 0 {
-		if args[0] == "-h" || args[0] == "--help" {
-			fmt.Fprintf(c.stdout, "usage: lmcache-go version\n\nprints version, commit and Go version\n")
-			return exitOK
-		}
-		return usage(c, "version", &usageError{"unrecognized arguments: " + args[0]})
+func runVersion(args []string, c console) int { return runTool(versionTool(), args, c) }
+
+// versionTool prints this program's version and, asked for, that of a server.
+func versionTool() *tool {
+	return &tool{
+		name: "version", summary: "print version, commit and Go version; with --url also the version of the server there",
+		run: func(ctx context.Context, t *call) error {
+			b := thisBuild()
+			r := newReport("Version", widthDefault)
+			text := fmt.Sprintf("lmcache-go %s (commit %s, %s, %s/%s)\n", b.version, b.commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			r.add("version", "Version", b.version)
+			r.add("commit", "Commit", b.commit)
+			r.add("go", "Go", runtime.Version())
+			r.add("platform", "Platform", runtime.GOOS+"/"+runtime.GOARCH)
+			if t.get("url").given() {
+				a, err := t.server.do(ctx, "GET", "/version", nil)
+				if err != nil {
+					return err
+				}
+				var server string
+				if a.status != 200 || json.Unmarshal(a.body, &server) != nil {
+					return a.failure(t.server.base + "/version")
+				}
+				text += "server " + server + "\n"
+				r.add("server", "Server", server)
+			}
+			if t.json() {
+				return t.emit(r)
+			}
+			return t.print(text)
+		},
 	}
-	b := thisBuild()
-	fmt.Fprintf(c.stdout, "lmcache-go %s (commit %s, %s, %s/%s)\n", b.version, b.commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	return exitOK
 }
