@@ -209,9 +209,42 @@ func (l *layout) readableGroups() int {
 	return n
 }
 
-// takeHit moves the holds of the range to transfers, one a group that is read.
+// takeHit moves the holds of the range to transfers, one a group that is read,
+// which have every chunk that the group needs.
 func (s *Server) takeHit(t *transfer, lay *layout) ([]*l1cache.Transfer, error) {
-	return s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), lay.readableGroups(), t.rank, t.from, t.to, time.Now())
+	n := lay.readableGroups()
+	out, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), n, t.rank, t.from, t.to, time.Now())
+	if err != nil || whole(t, lay, out) {
+		return out, err
+	}
+	for _, tr := range out {
+		tr.Done()
+	}
+	// An engine that asks several servers loads the shortest of their hits.
+	// Where it ends, a window has other chunks than those of our hit.
+	lease, _ := s.cache.Lookup(l1cache.LookupRequest{Groups: lay.lookupGroups(t.Salt), Ranks: []uint32{t.rank}, Hashes: t.prompt.Chunks()[:t.to], Readers: 1}, nil)
+	if lease == nil {
+		return nil, l1cache.ErrNotHeld
+	}
+	defer lease.Release()
+	if lease.Hit() < t.to {
+		return nil, l1cache.ErrNotHeld
+	}
+	return takeGroups(lease, n, t.rank, t.from, t.to)
+}
+
+// whole reports whether the transfers have the windows of t's range.
+func whole(t *transfer, lay *layout, transfers []*l1cache.Transfer) bool {
+	for g, tr := range transfers {
+		from := t.from
+		if w := lay.groups[g].windowChunks; w > 0 {
+			from = max(from, t.to-w)
+		}
+		if len(tr.Objects()) < t.to-from {
+			return false
+		}
+	}
+	return true
 }
 
 // giveUp ends the holds of a retrieve that cannot be served, also that of a

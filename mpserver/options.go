@@ -123,10 +123,12 @@ type Options struct {
 	// Commit is what GET /commit_id tells. Default "unknown".
 	Commit string
 
-	// Seams for tests: the device, which the server closes, and how long copies
-	// may take instead of their operation's deadline.
-	device    device.Device
-	copyLimit time.Duration
+	// Seams for tests: the device, which the server closes; how long copies may
+	// take, instead of their operation's deadline; and how long an ended worker's
+	// may hold up an answer. Default 10 s.
+	device      device.Device
+	copyLimit   time.Duration
+	retireLimit time.Duration
 }
 
 // L1Options configures the L1 store.
@@ -184,6 +186,7 @@ func (o *Options) setDefaults() {
 	def(&o.PendingLookupTimeout, time.Second)
 	def(&o.SessionGrace, 30*time.Second)
 	def(&o.DrainTimeout, 5*time.Second)
+	def(&o.retireLimit, 10*time.Second)
 	def(&o.PromptCacheBytes, 64<<20)
 	def(&o.Version, "unknown")
 	def(&o.L1.AlignBytes, 4096)

@@ -21,13 +21,11 @@ const (
 	endDoubtful
 )
 
-const (
-	// retireLimit is how long copies may hold up the answer to an UNREGISTER or
-	// a second registration, and after which the log says that they are stuck.
-	retireLimit = 10 * time.Second
-	// stuckReport is the longest pause between two such lines.
-	stuckReport = 10 * time.Minute
-)
+// stuckReport is the longest pause between two lines that say that the copies
+// of an ended worker are stuck. The first comes after Options.retireLimit, which
+// is also how long they may hold up the answer to an UNREGISTER or a second
+// registration.
+const stuckReport = 10 * time.Minute
 
 // retire closes the streams and mappings of an ended instance beside
 // everything else. It does not block.
@@ -38,7 +36,7 @@ func (s *Server) retire(d *serverDriven, why ending) {
 	}
 	s.retiring.run(func() {
 		if why == endAsked {
-			ctx, cancel := context.WithTimeout(s.hurry, retireLimit)
+			ctx, cancel := context.WithTimeout(s.hurry, s.opt.retireLimit)
 			d.stores.drain(ctx)
 			d.loads.drain(ctx)
 			cancel()
@@ -58,7 +56,7 @@ func (s *Server) retire(d *serverDriven, why ending) {
 // closeStream waits until the jobs of st are done; false when the server stops
 // first: then the memory stays mapped, and ends with the process.
 func (s *Server) closeStream(d *serverDriven, st device.Stream) bool {
-	for pause := retireLimit; ; pause = min(2*pause, stuckReport) {
+	for pause := s.opt.retireLimit; ; pause = min(2*pause, stuckReport) {
 		ctx, cancel := context.WithTimeout(context.Background(), pause)
 		stop := context.AfterFunc(s.abandon, cancel)
 		err := st.Close(ctx)
@@ -88,7 +86,8 @@ func (s *Server) whenClosed(d *serverDriven, r *request, out reply) reply {
 	default:
 	}
 	s.retiring.run(func() {
-		limit := time.NewTimer(retireLimit)
+		// After one limit the copies are called off; that takes a moment.
+		limit := time.NewTimer(2 * s.opt.retireLimit)
 		defer limit.Stop()
 		select {
 		case <-d.closed:
