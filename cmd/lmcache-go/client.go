@@ -58,21 +58,21 @@ func (c *client) do(ctx context.Context, method, path string, body any) (*answer
 			return nil, err
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(data))
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(data)) //nolint:gosec // the address is what the user asks for
 	if err != nil {
 		return nil, fmt.Errorf("--url %s: %w", c.base, err)
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.http.Do(req) //nolint:gosec // the address is what the user asks for
 	if err != nil {
-		return nil, fmt.Errorf("Cannot connect to %s: %s", c.base+path, reason(err)) //nolint:revive,staticcheck // the reference's words
+		return nil, fmt.Errorf("Cannot connect to %s: %s", c.base+path, reason(err)) //nolint:staticcheck // the reference's words
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
 	if err != nil {
-		return nil, fmt.Errorf("Cannot connect to %s: %s", c.base+path, reason(err)) //nolint:revive,staticcheck // the reference's words
+		return nil, fmt.Errorf("Cannot connect to %s: %s", c.base+path, reason(err)) //nolint:staticcheck // the reference's words
 	}
 	return &answer{status: resp.StatusCode, text: http.StatusText(resp.StatusCode), body: text}, nil
 }
@@ -120,9 +120,9 @@ func (a *answer) failure(where string) error {
 	case said == "":
 		return fmt.Errorf("HTTP %d from %s: %s", a.status, where, a.text)
 	case a.status == http.StatusServiceUnavailable:
-		return fmt.Errorf("Server unhealthy: %s", said) //nolint:revive,staticcheck // the reference's words
+		return fmt.Errorf("Server unhealthy: %s", said) //nolint:staticcheck // the reference's words
 	}
-	return fmt.Errorf("Server error: %s (HTTP %d from %s)", said, a.status, where) //nolint:revive,staticcheck // the reference's words
+	return fmt.Errorf("Server error: %s (HTTP %d from %s)", said, a.status, where) //nolint:staticcheck // the reference's words
 }
 
 // complaint is the text of an error body: {"error": …}, {"detail": …}, where

@@ -147,9 +147,6 @@ const maxBlockIDs = 1 << 20
 
 // blockIDs reads numbers and ranges, separated by commas or not.
 func blockIDs(words []string) ([]int64, error) {
-	bad := func(word string) ([]int64, error) {
-		return nil, &usageError{fmt.Sprintf("argument --block-ids: invalid value: '%s' (write numbers, or a range as 0-15)", word)}
-	}
 	out := []int64{}
 	for _, word := range words {
 		for part := range strings.SplitSeq(word, ",") {
@@ -160,7 +157,7 @@ func blockIDs(words []string) ([]int64, error) {
 				to, err = strconv.ParseInt(high, 10, 64)
 			}
 			if err != nil || to < from || to-from >= maxBlockIDs-int64(len(out)) {
-				return bad(part)
+				return nil, &usageError{fmt.Sprintf("argument --block-ids: invalid value: '%s' (write numbers, or a range as 0-15)", part)}
 			}
 			for id := from; id <= to; id++ {
 				out = append(out, id)

@@ -171,8 +171,8 @@ func (p positional) shown() string {
 }
 
 // toolCommand is a command with one tool.
-func toolCommand(make func() *tool) command {
-	t := make()
+func toolCommand(build func() *tool) command {
+	t := build()
 	return command{t.name, t.summary, func(args []string, c console) int { return runTool(t, args, c) }}
 }
 
