@@ -12,7 +12,7 @@ func TestStoreAndRead(t *testing.T) {
 	arena := grownArena(64 << 12)
 	c := newCache(t, Options{Arena: arena, Evict: true})
 	hs := hashes(0, 4)
-	r, err := c.Reserve(context.Background(), ReserveRequest{Scope: scopeA, Hashes: hs, SizeBytes: 5000, Order: HeadMajor})
+	r, err := c.Reserve(context.Background(), ReserveRequest{Scope: scopeA, Hashes: hs, SizeBytes: 5000, Form: 7})
 	require.NoError(t, err)
 	require.Len(t, r.Slots(), 4)
 	for i, s := range r.Slots() {
@@ -30,7 +30,7 @@ func TestStoreAndRead(t *testing.T) {
 	tr, err := l.Take(0, 0, 1, 4)
 	require.NoError(t, err)
 	for i, o := range tr.Objects() {
-		require.Equal(t, Object{Chunk: i + 1, Offset: int64(i+1) * 8192, Length: 5000, Order: HeadMajor}, o)
+		require.Equal(t, Object{Chunk: i + 1, Offset: int64(i+1) * 8192, Length: 5000, Form: 7}, o)
 		require.Equal(t, byte(i+2), arena.Bytes()[o.Offset])
 	}
 	require.Equal(t, 1, l.Outstanding())

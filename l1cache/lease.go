@@ -152,7 +152,7 @@ func (l *Lease) takeLocked(group int, rank uint32, from, to int, fx *effects) (*
 		o.transfers++
 		l.unhold(e, 1)
 		t.ids = append(t.ids, e.slot)
-		t.objects = append(t.objects, Object{Chunk: i, Offset: c.offsetOf(o), Length: o.sizeBytes, Order: o.order})
+		t.objects = append(t.objects, Object{Chunk: i, Offset: c.offsetOf(o), Length: o.sizeBytes, Form: o.form})
 	}
 	c.n.transferObjects += int64(len(t.ids))
 	l.finish()

@@ -183,7 +183,7 @@ func (m *model) take() {
 	require.Len(m.t, tr.Objects(), len(found))
 	for i, o := range found {
 		o.transfers++
-		require.Equal(m.t, Object{Chunk: o.key.hash, Offset: o.off, Length: o.n, Order: o.order}, tr.Objects()[i])
+		require.Equal(m.t, Object{Chunk: o.key.hash, Offset: o.off, Length: o.n, Form: o.form}, tr.Objects()[i])
 	}
 	m.transfers = append(m.transfers, &modelTransfer{tr, found})
 }

@@ -52,7 +52,7 @@ type modelObject struct {
 	key       modelKey
 	off, n    int64
 	state     state
-	order     BlockOrder
+	form      Form
 	seed      byte // of the pattern; 0: nothing written yet
 	stamp     int
 	holds     map[*modelLease]int

@@ -58,9 +58,9 @@ func (m *model) reserve() {
 		want = ErrNoSpace
 	}
 
-	order := BlockOrder(m.ch.n(2))
+	form := Form(m.ch.n(2))
 	res, err := m.c.Reserve(context.Background(), ReserveRequest{
-		Scope: modelScopes[scope], Rank: uint32(rank), Hashes: hashes(from, count), SizeBytes: size, Order: order, NoWait: true,
+		Scope: modelScopes[scope], Rank: uint32(rank), Hashes: hashes(from, count), SizeBytes: size, Form: form, NoWait: true,
 	})
 	if want != nil {
 		require.ErrorIs(m.t, err, want)
@@ -87,7 +87,7 @@ func (m *model) reserve() {
 		require.Equal(m.t, size, s.Length)
 		require.Zero(m.t, s.Offset%step)
 		o := &modelObject{
-			key: modelKey{scope, rank, fresh[i]}, off: s.Offset, n: size, state: reserved, order: order, holds: map[*modelLease]int{},
+			key: modelKey{scope, rank, fresh[i]}, off: s.Offset, n: size, state: reserved, form: form, holds: map[*modelLease]int{},
 		}
 		m.index[o.key] = o
 		r.objects = append(r.objects, o)

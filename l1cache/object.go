@@ -33,7 +33,7 @@ type object struct {
 	block      uint32 // its memory
 	marked     uint32 // by the search of this number
 	state      state
-	order      BlockOrder
+	form       Form
 	linked     bool // in the recency list
 	_          [13]byte
 

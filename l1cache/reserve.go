@@ -13,7 +13,8 @@ type ReserveRequest struct {
 	Hashes []Hash
 	// SizeBytes of each object.
 	SizeBytes int64
-	Order     BlockOrder
+	// Form of the objects, kept beside them.
+	Form Form
 	// NoWait answers [ErrGrowing] instead of waiting for a piece of the arena.
 	NoWait bool
 }
@@ -127,7 +128,7 @@ func (c *Cache) claim(r *ReserveRequest, i int) (id uint32, fresh bool) {
 	o := c.objects.at(id)
 	*o = object{
 		key:       key{r.Hashes[i], scope, r.Rank},
-		sizeBytes: r.SizeBytes, gen: o.gen, order: r.Order, state: absent,
+		sizeBytes: r.SizeBytes, gen: o.gen, form: r.Form, state: absent,
 	}
 	c.index[o.key] = id
 	return id, true

@@ -6,7 +6,7 @@ type Object struct {
 	Chunk int
 	// Offset and Length in bytes, from the start of the arena.
 	Offset, Length int64
-	Order          BlockOrder
+	Form           Form
 }
 
 // Transfer is a read in progress. Until Done, the bytes of its objects stay

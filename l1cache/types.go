@@ -14,16 +14,11 @@ type Scope struct {
 	Group int
 }
 
-// BlockOrder is the layout of the blocks inside an object. It is an attribute,
-// not a part of the key: a reader with another order transposes.
-type BlockOrder uint8
-
-const (
-	// TokenMajor: rows of tokens, as all objects of the reference are.
-	TokenMajor BlockOrder = iota
-	// HeadMajor: the raw blocks of an engine whose heads come first.
-	HeadMajor
-)
+// Form names the order of the bytes inside an object, for whoever made it: the
+// store keeps the number beside the object and does not look at it. It is an
+// attribute and no part of the key, so a reader finds objects of every form and
+// reorders those of another than its own.
+type Form uint8
 
 // key is what the index finds objects by. It holds no pointers, so that the
 // garbage collector does not walk the index.

@@ -84,7 +84,7 @@ func (t *transfer) setRange(c int) (reason string) {
 // reserve asks the store for the chunks of t that it lacks.
 func (s *Server) reserve(ctx context.Context, t *transfer, group int, hashes []hash.Digest) (*l1cache.Reservation, error) {
 	g := &t.in.layout.groups[group]
-	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, group), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes, Order: g.formID})
+	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, group), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes, Form: g.formID})
 	if err != nil {
 		s.met.AllocationFailed(metrics.DuringStore, t.Model, len(hashes))
 	}

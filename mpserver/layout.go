@@ -39,7 +39,7 @@ type groupLayout struct {
 	// form is the order of bytes that these workers write, formID its number
 	// beside each object.
 	form   *kvlayout.Form
-	formID l1cache.BlockOrder
+	formID l1cache.Form
 	// Of engine-driven registrations: what slots tell of an object.
 	shape []int64
 	dtype torchdtype.DType
@@ -108,7 +108,7 @@ func (s *Server) finishLayout(l *layout) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errRegistration, err)
 		}
-		g.formID, g.form = l1cache.BlockOrder(id), form
+		g.formID, g.form = l1cache.Form(id), form
 		if i > 0 {
 			b.WriteString("; ")
 		}

@@ -280,7 +280,7 @@ func (s *Server) planLoad(ctx context.Context, t *blockTransfer, w *loadWork, sk
 		objects := make([]copyplan.Object, 0, to-from)
 		for _, o := range tr.Objects() {
 			if c := o.Chunk - t.from; c >= from && c < to {
-				objects = append(objects, copyplan.Object{Chunk: c, Offset: o.Offset, Bytes: o.Length, Form: s.forms.Form(uint8(o.Order))})
+				objects = append(objects, copyplan.Object{Chunk: c, Offset: o.Offset, Bytes: o.Length, Form: s.forms.Form(uint8(o.Form))})
 			}
 		}
 		if len(objects) != to-from {

@@ -121,7 +121,7 @@ func (f *Form) String() string {
 var ErrForms = errors.New("kvlayout: too many object forms; restart the server to forget those of engines that are gone")
 
 // Forms numbers forms, so that an object can carry its own as one byte
-// (l1cache's block order). Numbers are never reused: an object may outlive
+// (l1cache.Form). Numbers are never reused: an object may outlive
 // every engine of its form. Safe for concurrent use; the zero value is ready.
 type Forms struct {
 	mu    sync.RWMutex
