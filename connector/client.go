@@ -60,10 +60,11 @@ type Client struct {
 	closed  bool             // guarded by mu
 	wake    chan struct{}    // room for one: the queue has something
 
-	stop    context.CancelFunc
-	done    chan struct{}
-	strays  atomic.Int64 // replies that nobody waited for
-	connect atomic.Int64 // connections made
+	stop        context.CancelFunc
+	done        chan struct{}
+	strays      atomic.Int64  // replies that nobody waited for
+	connections atomic.Int64  // made so far
+	connected   chan struct{} // room for one: there was a new one
 }
 
 // Dial returns a client of the server at url: "tcp://host:port", "host:port" or
@@ -77,6 +78,7 @@ func Dial(url string, o Options) (*Client, error) {
 	c := &Client{
 		url: url, network: network, address: address, timeout: o.Timeout, dial: o.DialContext, log: o.Logger,
 		pending: make(map[uint32]*Call), wake: make(chan struct{}, 1), done: make(chan struct{}),
+		connected: make(chan struct{}, 1),
 	}
 	if c.timeout <= 0 {
 		c.timeout = DefaultTimeout

@@ -25,7 +25,12 @@ func (c *Client) run(ctx context.Context) {
 			continue
 		}
 		wait = reconnectFirst
-		c.connect.Add(1)
+		if c.connections.Add(1) > 1 {
+			select {
+			case c.connected <- struct{}{}:
+			default:
+			}
+		}
 		err = c.serve(ctx, conn)
 		if ctx.Err() == nil {
 			c.log.Info("connection to the server lost", "component", "mq", "url", c.url, "err", err)

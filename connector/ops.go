@@ -2,6 +2,7 @@ package connector
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -62,8 +63,13 @@ func (c *Client) Noop(ctx context.Context) error {
 // Ping says that a worker is alive; without an instance it is a scheduler's.
 // False means that the worker has to register again.
 func (c *Client) Ping(ctx context.Context, instance int64, hasInstance bool) (bool, error) {
-	return value(ctx, c.goPing(instance, hasInstance), wire.DecodeBool)
+	return value(ctx, c.goPing(instance, hasInstance), decodePing)
 }
+
+var decodePing = wire.DecodeBool
+
+// errPingFalse is why a scheduler's heartbeat is not well after a false.
+var errPingFalse = errors.New("the server answered the ping with false")
 
 func (c *Client) goPing(instance int64, hasInstance bool) *Call {
 	m := newMessage(wire.OpPing, 1)
