@@ -43,6 +43,7 @@ func (c *Cache) checkObjects() (n counters, owned map[uint32]bool, err error) {
 	owned = map[uint32]bool{}
 	indexed := 0
 	refs := map[uint32]int{}
+	resident := map[uint32]int64{}
 	for b := c.alloc.first; b != nilSlot; b = c.alloc.blocks.at(b).next {
 		i := c.alloc.blocks.at(b).owner
 		if i == nilSlot {
@@ -80,9 +81,12 @@ func (c *Cache) checkObjects() (n counters, owned map[uint32]bool, err error) {
 			(o.transfers != 0) != (o.state == orphaned) && o.state != published || o.yields > o.holds {
 			return n, nil, fmt.Errorf("object %d in state %d has %d holds, %d yielding, %d transfers, linked %v", i, o.state, o.holds, o.yields, o.transfers, o.linked)
 		}
-		if o.state == published && !o.evictable() {
-			n.heldObjects++
-			n.heldBytes += bytes
+		if o.state == published {
+			resident[o.scope] += bytes
+			if !o.evictable() {
+				n.heldObjects++
+				n.heldBytes += bytes
+			}
 		}
 	}
 	if indexed != len(c.index) || len(owned) != c.objects.live() {
@@ -91,6 +95,8 @@ func (c *Cache) checkObjects() (n counters, owned map[uint32]bool, err error) {
 	for id, want := range refs {
 		if s := c.scopes.list[id]; s.refs != want || c.scopes.ids[s.scope] != id {
 			return n, nil, fmt.Errorf("scope %d has %d references, want %d", id, s.refs, want)
+		} else if s.bytes != resident[id] {
+			return n, nil, fmt.Errorf("scope %d has %d bytes, counted %d", id, resident[id], s.bytes)
 		}
 	}
 	if len(refs) != len(c.scopes.ids) {

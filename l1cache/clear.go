@@ -36,22 +36,8 @@ func (c *Cache) clearLocked(force bool, fx *effects) int {
 	}
 	// Held objects may have left the recency list: go through the index.
 	for _, i := range c.index {
-		o := c.objects.at(i)
+		c.remove(i, EvictClear, fx)
 		removed++
-		if o.transfers == 0 {
-			if !o.evictable() {
-				c.hold(i, -int(o.holds), -int(o.yields))
-			}
-			c.evict(i, EvictClear, fx)
-			continue
-		}
-		c.n.evictedObjects[EvictClear]++
-		c.n.evictedBytes[EvictClear] += uint64(c.bytesOf(o))
-		fx.evict(c.scopes.of(o.scope), EvictClear)
-		c.forget(i, fx)
-		c.count(o, -1)
-		o.holds, o.yields, o.state = 0, 0, orphaned
-		c.count(o, 1)
 	}
 	return removed
 }

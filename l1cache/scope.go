@@ -11,6 +11,7 @@ type scopes struct {
 type scopeEntry struct {
 	scope Scope
 	refs  int
+	bytes int64 // of its published objects
 }
 
 func newScopes() scopes {

@@ -20,7 +20,11 @@ func (c *Cache) count(o *object, sign int64) {
 	bytes := sign * c.bytesOf(o)
 	c.n.objects[o.state] += sign
 	c.n.bytes[o.state] += bytes
-	if o.state == published && !o.evictable() {
+	if o.state != published {
+		return
+	}
+	c.scopes.list[o.scope].bytes += bytes
+	if !o.evictable() {
 		c.n.heldObjects += sign
 		c.n.heldBytes += bytes
 	}

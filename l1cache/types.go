@@ -40,6 +40,8 @@ const (
 	EvictWatermark
 	// EvictClear: Clear removed them.
 	EvictClear
+	// EvictDelete: Delete removed them.
+	EvictDelete
 	numEvictReasons
 )
 
@@ -54,6 +56,8 @@ func (r EvictReason) String() string {
 		return "watermark"
 	case EvictClear:
 		return "clear"
+	case EvictDelete:
+		return "delete"
 	default:
 		return "unknown"
 	}
