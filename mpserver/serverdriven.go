@@ -146,8 +146,8 @@ func (s *Server) illLayout(reg registration) *layout {
 }
 
 // openServerDriven maps all storages of a layout, or none.
-func openServerDriven(id int64, dev device.Device, name string, kv *kvlayout.Layout) (d *serverDriven, err error) {
-	d = &serverDriven{instance: id, name: name, dev: dev, closed: make(chan struct{})}
+func openServerDriven(id int64, dev device.Device, name string, kv *kvlayout.Layout) (opened *serverDriven, err error) {
+	d := &serverDriven{instance: id, name: name, dev: dev, closed: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			for _, m := range d.memory {
