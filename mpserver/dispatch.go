@@ -210,10 +210,18 @@ func (s *Server) serves(op wire.Op) bool {
 	}
 }
 
-// mayInline reports whether r cannot block: a store waits for pages while the
-// pool still grows.
+// mayInline reports whether r is sure to be quick: a store waits for pages while
+// the pool still grows, and objects of engines whose heads come first are
+// reordered for a worker that copies itself.
 func (s *Server) mayInline(r *request) bool {
-	return r.op != wire.OpPrepareStore || s.arena.ReadyBytes() >= s.arena.SizeBytes()
+	switch r.op {
+	case wire.OpPrepareStore, wire.OpCommitStore:
+		return s.arena.ReadyBytes() >= s.arena.SizeBytes()
+	case wire.OpPrepareRetrieve:
+		return !s.headsFirst.Load()
+	default:
+		return true
+	}
 }
 
 // runLane is a worker's turn at one request.

@@ -252,7 +252,7 @@ func (s *Server) fill(p *l1cache.Reservation, g *groupLayout, tensors []torchpic
 
 // handlePrepareRetrieve hands out the chunks of a hit: slots of the shared
 // pool that stay as they are until COMMIT_RETRIEVE, or a pickle.
-func handlePrepareRetrieve(s *Server, _ context.Context, r *request) reply {
+func handlePrepareRetrieve(s *Server, ctx context.Context, r *request) reply {
 	t, reason := s.transfer(r, true)
 	if reason != "" {
 		return s.failed(r, reason)
@@ -262,30 +262,48 @@ func handlePrepareRetrieve(s *Server, _ context.Context, r *request) reply {
 	}
 	lay := t.in.layout
 	g := &lay.groups[0]
-	taken, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), 1, t.rank, t.from, t.to, time.Now())
-	var own *l1cache.Transfer
-	if err == nil {
-		own = taken[0]
+	var own *heldRead
+	if taken, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), 1, t.rank, t.from, t.to, time.Now()); err == nil {
 		if !s.sharesPool() {
-			defer own.Done()
-			return s.retrievePickle(r, g, own)
+			defer taken[0].Done()
+			return s.retrievePickle(r, g, taken[0])
+		}
+		if own, err = s.slotsOf(ctx, g, taken[0]); err != nil {
+			s.log.Warn("a hit cannot be handed out", "component", "mq", "instance_id", t.instance, "err", err)
+			return s.failed(r, planReason(err))
 		}
 	}
-	tr := s.instances.giveRead(t.in, t.hand, own)
-	if tr == nil {
+	read := s.instances.giveRead(t.in, t.hand, own)
+	if read == nil {
 		if own != nil {
-			own.Done()
+			own.done()
 			return s.failed(r, "unknown_instance") // it has ended meanwhile
 		}
 		s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.to-t.from)
 		return s.failed(r, "not_held")
 	}
-	objects := tr.Objects()
-	out := make([]wire.Slot, len(objects))
-	for i, o := range objects {
-		out[i] = wire.Slot{Offset: o.Offset, Length: g.sizeBytes, Shape: g.shape, DType: g.dtype.Name}
+	return value(wire.AppendPrepareRetrieve(nil, true, nil, read.slots, true))
+}
+
+// slotsOf are the slots of a hit, in the order that engine-driven workers know.
+// On an error the transfer has ended.
+func (s *Server) slotsOf(ctx context.Context, g *groupLayout, tr *l1cache.Transfer) (_ *heldRead, err error) {
+	h, ok := &heldRead{tr: tr}, false
+	defer func() { // an error, or a panic
+		if !ok {
+			h.done()
+		}
+	}()
+	objects := s.objectsOf(tr)
+	if h.scratch, err = s.convert(ctx, objects, g.form); err != nil {
+		return nil, err
 	}
-	return value(wire.AppendPrepareRetrieve(nil, true, nil, out, true))
+	h.slots = make([]wire.Slot, len(objects))
+	for i := range objects {
+		h.slots[i] = wire.Slot{Offset: objects[i].Offset, Length: g.sizeBytes, Shape: g.shape, DType: g.dtype.Name}
+	}
+	ok = true
+	return h, nil
 }
 
 // retrievePickle answers a hit with the bytes themselves.
@@ -295,10 +313,24 @@ func (s *Server) retrievePickle(r *request, g *groupLayout, tr *l1cache.Transfer
 		return s.failed(r, "pickle")
 	}
 	pool := s.arena.Bytes()
-	objects := tr.Objects()
+	objects := s.objectsOf(tr)
 	chunks := make([][]byte, len(objects))
+	var other []int
 	for i, o := range objects {
-		chunks[i] = pool[o.Offset : o.Offset+g.sizeBytes]
+		chunks[i] = pool[o.Offset : o.Offset+o.Bytes]
+		if o.Form != g.form {
+			other = append(other, i)
+		}
+	}
+	err = inParallel(len(other), func(i int) error {
+		i = other[i]
+		b := make([]byte, g.sizeBytes)
+		err := reorder(b, g.form, chunks[i], objects[i].Form)
+		chunks[i] = b
+		return err
+	})
+	if err != nil {
+		return s.failed(r, planReason(err))
 	}
 	size := enc.Size(len(chunks))
 	if size > maxFrameBytes-1024 {

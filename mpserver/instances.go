@@ -10,6 +10,7 @@ import (
 
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
 const (
@@ -53,10 +54,24 @@ type hand struct {
 	key handKey
 	res *l1cache.Reservation // of a write
 	// Of a read: equal PREPARE_RETRIEVEs in flight, each of which is
-	// committed, and their transfers. A repeated one that found no hold of its
+	// committed, and what they hold. A repeated one that found no hold of its
 	// own reads under those that are there.
-	reads     int
-	transfers []*l1cache.Transfer
+	reads int
+	held  []*heldRead
+}
+
+// heldRead is a hit that a worker reads out of the pool.
+type heldRead struct {
+	tr      *l1cache.Transfer
+	scratch *l1cache.Reservation // its objects in the worker's order; nil when they were
+	slots   []wire.Slot
+}
+
+func (h *heldRead) done() {
+	h.tr.Done()
+	if h.scratch != nil {
+		h.scratch.Release()
+	}
 }
 
 // modelKey names a layout.
@@ -228,8 +243,8 @@ func (h *hand) release() {
 	if h.res != nil {
 		h.res.Release()
 	}
-	for _, tr := range h.transfers {
-		tr.Done()
+	for _, r := range h.held {
+		r.done()
 	}
 }
 
@@ -309,16 +324,16 @@ func (t *instances) handsFull(in *instance, k handKey) bool {
 	return limbo || in.hands[k] != nil || in.hands == nil
 }
 
-// endOneRead takes one of several equal reads out of h, with its transfer
+// endOneRead takes one of several equal reads out of h, with what it holds
 // unless the rest needs it.
 func (h *hand) endOneRead() *hand {
 	h.reads--
-	last := len(h.transfers) - 1
+	last := len(h.held) - 1
 	if last < h.reads {
 		return nil
 	}
-	one := &hand{key: h.key, transfers: []*l1cache.Transfer{h.transfers[last]}}
-	h.transfers = h.transfers[:last]
+	one := &hand{key: h.key, held: []*heldRead{h.held[last]}}
+	h.held = h.held[:last]
 	return one
 }
 
@@ -334,26 +349,25 @@ func (t *instances) give(in *instance, h *hand) bool {
 	return true
 }
 
-// giveRead puts a read into the hands of in. Without a transfer of its own it
-// shares that of an equal read in flight, if there is one. It returns the
-// transfer to read under; nil when there is none or in has ended (the caller
-// keeps tr).
-func (t *instances) giveRead(in *instance, k handKey, tr *l1cache.Transfer) *l1cache.Transfer {
+// giveRead puts a read into the hands of in. Without a hold of its own (nil) it
+// shares that of an equal read in flight, if there is one. It returns what to
+// read under; nil when there is none or in has ended (the caller keeps own).
+func (t *instances) giveRead(in *instance, k handKey, own *heldRead) *heldRead {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := in.hands[k]
-	if in.hands == nil || h == nil && tr == nil {
+	if in.hands == nil || h == nil && own == nil {
 		return nil
 	}
 	if h == nil {
 		h = &hand{key: k}
 		in.hands[k] = h
 	}
-	if tr != nil {
-		h.transfers = append(h.transfers, tr)
+	if own != nil {
+		h.held = append(h.held, own)
 	}
 	h.reads++
-	return h.transfers[0]
+	return h.held[0]
 }
 
 // takeBack removes k from the hands of instance id. late reports that it lay

@@ -109,6 +109,9 @@ func (s *Server) finishLayout(l *layout) error {
 			return fmt.Errorf("%w: %w", errRegistration, err)
 		}
 		g.formID, g.form = l1cache.Form(id), form
+		if !form.TokenMajor() {
+			s.headsFirst.Store(true)
+		}
 		if i > 0 {
 			b.WriteString("; ")
 		}
@@ -124,9 +127,24 @@ func (s *Server) finishLayout(l *layout) error {
 		if g.aux {
 			b.WriteString(", aux")
 		}
+		if s.strange(id, form) {
+			fmt.Fprintf(&b, ", form %d", id)
+		}
 	}
 	l.fingerprint = b.String()
 	return nil
+}
+
+// strange reports whether an earlier form has the same rows as f, but split into
+// other heads: then neither can be read as the other, and a name of its own
+// keeps this engine from hits that it could not load.
+func (s *Server) strange(id uint8, f *kvlayout.Form) bool {
+	for i := uint8(1); i < id; i++ {
+		if o := s.forms.Form(i); o.AsTokenMajor().Equal(f.AsTokenMajor()) && !o.Convertible(f) {
+			return true
+		}
+	}
+	return false
 }
 
 func checkPair(model string, worldSize int) error {

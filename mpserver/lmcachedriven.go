@@ -278,9 +278,9 @@ func (s *Server) planLoad(ctx context.Context, t *blockTransfer, w *loadWork, sk
 			continue
 		}
 		objects := make([]copyplan.Object, 0, to-from)
-		for _, o := range tr.Objects() {
-			if c := o.Chunk - t.from; c >= from && c < to {
-				objects = append(objects, copyplan.Object{Chunk: c, Offset: o.Offset, Bytes: o.Length, Form: s.forms.Form(uint8(o.Form))})
+		for _, o := range s.objectsOf(tr) {
+			if o.Chunk -= t.from; o.Chunk >= from && o.Chunk < to {
+				objects = append(objects, o)
 			}
 		}
 		if len(objects) != to-from {

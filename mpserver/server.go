@@ -38,12 +38,15 @@ type Server struct {
 	sessions  *sessions
 	peers     p2pTasks
 	forms     kvlayout.Forms
-	dev       device.Device // of the workers whose KV the server copies
-	devName   string
-	http      *httpServer
-	health    health
-	retiring  joiner // closes streams and mappings of ended instances
-	tasks     taskGroup
+	// headsFirst: some engine's objects are not in the order that workers which
+	// copy themselves know.
+	headsFirst atomic.Bool
+	dev        device.Device // of the workers whose KV the server copies
+	devName    string
+	http       *httpServer
+	health     health
+	retiring   joiner // closes streams and mappings of ended instances
+	tasks      taskGroup
 
 	// hurry ends when copies on their way at the stop are to be called off,
 	// abandon when the stop waits for them no longer.
