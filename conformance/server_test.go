@@ -233,6 +233,14 @@ func (s *server) cleanup() {
 	if s.segment != "" {
 		_ = os.Remove(s.segmentPath())
 	}
+	// The server answers a handler's panic as a failure and goes on.
+	if log, err := os.ReadFile(s.log); err == nil && !s.cfg.reference {
+		for _, bad := range []string{"panicked", "DATA RACE"} {
+			if strings.Contains(string(log), bad) {
+				s.t.Errorf("%q in the server's log:\n%.8000s", bad, log[strings.Index(string(log), bad):])
+			}
+		}
+	}
 	if s.t.Failed() {
 		s.t.Logf("end of the server's log:\n%s", s.tail())
 	}
