@@ -14,16 +14,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// This binary is the program that the doctor starts again.
-	if len(os.Args) > 1 && os.Args[1] == "doctor-child" {
-		os.Exit(Main(os.Args[2:], os.Stdout, os.Stderr))
-	}
 	self = func(ctx context.Context, args ...string) *exec.Cmd {
 		exe, err := os.Executable()
 		if err != nil {
 			panic(err)
 		}
 		return exec.CommandContext(ctx, exe, append([]string{"doctor-child"}, args...)...)
+	}
+	// This binary is the program that the doctor starts again.
+	if len(os.Args) > 1 && os.Args[1] == "doctor-child" {
+		os.Exit(Main(os.Args[2:], os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
 }
