@@ -26,6 +26,7 @@ func (a *api) table() []route {
 		get("/metrics", a.metrics),
 		post("/metrics/reset", a.resetMetrics),
 		post("/cache/clear", a.clear),
+		post("/cache/checksums", a.checksums),
 	}, a.tierRoutes()...)
 }
 

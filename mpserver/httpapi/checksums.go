@@ -1,0 +1,217 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// ChecksumRequest asks for checksums of an engine's blocks.
+type ChecksumRequest struct {
+	// BlockIDs of the engine, in the order to be hashed.
+	BlockIDs []int64
+	// ChunkBlocks is how many of them make a chunk; the last one may be shorter.
+	ChunkBlocks int64
+	// InstanceID is the worker.
+	InstanceID int64
+	// Layerwise asks for a checksum of each layer instead of all together.
+	Layerwise bool
+}
+
+// Chunks is the number of chunks, with the last one.
+func (r *ChecksumRequest) Chunks() int {
+	n, c := int64(len(r.BlockIDs)), r.ChunkBlocks
+	return int(n/c + min(n%c, 1))
+}
+
+// StatusError is a failure with an HTTP status of its own.
+type StatusError struct {
+	Status int
+	Detail string
+}
+
+// Error returns the detail.
+func (e *StatusError) Error() string { return e.Detail }
+
+// Failf makes a [StatusError].
+func Failf(status int, format string, args ...any) error {
+	return &StatusError{status, fmt.Sprintf(format, args...)}
+}
+
+// Checksums hashes engine memory. Digests come layer by layer, of every chunk;
+// one row for all layers unless Layerwise was asked for.
+type Checksums interface {
+	// Checksums returns hexadecimal MD5s, or a [*StatusError].
+	Checksums(ctx context.Context, r *ChecksumRequest) ([][]string, error)
+}
+
+// Checksummer is a [Server] that can hash the blocks of workers that it copies
+// for. One that cannot is answered for with 501.
+type Checksummer interface {
+	// Checksums returns hexadecimal MD5s, one of each chunk: in one row for all
+	// layers together, or, layer by layer, in a row for each. Failures with a
+	// status are a [*StatusError].
+	Checksums(ctx context.Context, r *ChecksumRequest) ([][]string, error)
+}
+
+// checksumAnswer is the answer of POST /cache/checksums (lmcache 0.5.6,
+// v1/multiprocess/http_apis/cache_api.py).
+type checksumAnswer struct {
+	Status    string `json:"status"`
+	ChunkSize int64  `json:"chunk_size"`
+	NumChunks int    `json:"num_chunks"`
+	Checksums any    `json:"chunk_checksums"`
+	Layerwise bool   `json:"layerwise"`
+	Ranges    []any  `json:"block_id_ranges"`
+}
+
+// checksums hashes the blocks of a worker that the server copies for.
+func (a *api) checksums(w http.ResponseWriter, r *http.Request) {
+	fields, ok := readObject(w, r)
+	if !ok {
+		return
+	}
+	if fields == nil {
+		writeInvalid(w, invalid{Type: "missing", Loc: []any{"body"}, Msg: "Field required"})
+		return
+	}
+	var q ChecksumRequest
+	var problems []invalid
+	note := func(list ...invalid) { problems = append(problems, list...) }
+	var bad *invalid
+	var list []invalid
+	if q.BlockIDs, list = intListField(fields, "block_ids"); len(list) > 0 {
+		note(list...)
+	}
+	if q.ChunkBlocks, bad = intField(fields, "chunk_size"); bad != nil {
+		note(*bad)
+	}
+	if q.InstanceID, bad = intField(fields, "instance_id"); bad != nil {
+		note(*bad)
+	}
+	if q.Layerwise, bad = boolField(fields, "layerwise", false); bad != nil {
+		note(*bad)
+	}
+	if len(problems) > 0 {
+		writeInvalid(w, problems...)
+		return
+	}
+	server, ok := a.server.(Checksummer)
+	if !ok {
+		writeDetail(w, http.StatusNotImplemented, "checksum not supported for this engine type")
+		return
+	}
+	rows, err := server.Checksums(r.Context(), &q)
+	if err != nil {
+		var status *StatusError
+		if !errors.As(err, &status) {
+			status = &StatusError{http.StatusInternalServerError, err.Error()}
+		}
+		writeDetail(w, status.Status, status.Detail)
+		return
+	}
+	out := checksumAnswer{Status: "success", ChunkSize: q.ChunkBlocks, NumChunks: q.Chunks(), Layerwise: q.Layerwise, Ranges: ranges(q.BlockIDs)}
+	if q.Layerwise {
+		layers := make(map[string][]string, len(rows))
+		for i, row := range rows {
+			layers["layer_"+strconv.Itoa(i)] = row
+		}
+		out.Checksums = layers
+	} else {
+		out.Checksums = rows[0]
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// ranges writes three or more consecutive ids as [first, last]; the order stays
+// (lmcache 0.5.6, utils.py, compress_slot_mapping).
+func ranges(ids []int64) []any {
+	out := []any{}
+	for i := 0; i < len(ids); {
+		j := i + 1
+		for j < len(ids) && ids[j] == ids[j-1]+1 {
+			j++
+		}
+		if j-i >= 3 {
+			out = append(out, [2]int64{ids[i], ids[j-1]})
+		} else {
+			for _, id := range ids[i:j] {
+				out = append(out, id)
+			}
+		}
+		i = j
+	}
+	return out
+}
+
+// maxListProblems bounds what is said about one list.
+const maxListProblems = 16
+
+// intListField reads an optional list of integers.
+func intListField(fields map[string]json.RawMessage, name string) ([]int64, []invalid) {
+	raw, ok := fields[name]
+	if !ok {
+		return nil, nil
+	}
+	var items []json.RawMessage
+	if t := bytes.TrimSpace(raw); len(t) == 0 || t[0] != '[' || json.Unmarshal(raw, &items) != nil {
+		return nil, []invalid{{Type: "list_type", Loc: []any{"body", name}, Msg: "Input should be a valid list", Input: raw}}
+	}
+	out := make([]int64, len(items))
+	var problems []invalid
+	for i, item := range items {
+		v, bad := readInt(item, "body", name, i)
+		if bad != nil && len(problems) < maxListProblems {
+			problems = append(problems, *bad)
+		}
+		out[i] = v
+	}
+	return out, problems
+}
+
+// intField reads an optional integer, 0 when it is not there.
+func intField(fields map[string]json.RawMessage, name string) (int64, *invalid) {
+	raw, ok := fields[name]
+	if !ok {
+		return 0, nil
+	}
+	return readInt(raw, "body", name)
+}
+
+// readInt reads an integer as leniently as the reference: numbers without a
+// fraction, their text, and booleans. Instance ids have 63 bits, so nothing
+// goes through a float.
+func readInt(raw json.RawMessage, loc ...any) (int64, *invalid) {
+	text := string(bytes.TrimSpace(raw))
+	bad := &invalid{Type: "int_type", Loc: loc, Msg: "Input should be a valid integer", Input: raw}
+	switch {
+	case text == "true":
+		return 1, nil
+	case text == "false":
+		return 0, nil
+	case text == "" || text == "null" || text[0] == '[' || text[0] == '{':
+		return 0, bad
+	}
+	bad.Type, bad.Msg = "int_from_float", "Input should be a valid integer, got a number with a fractional part"
+	if text[0] == '"' {
+		bad.Type, bad.Msg = "int_parsing", "Input should be a valid integer, unable to parse string as an integer"
+		if json.Unmarshal(raw, &text) != nil {
+			return 0, bad
+		}
+		text = strings.TrimSpace(text)
+	}
+	if whole, fraction, ok := strings.Cut(text, "."); ok && strings.Trim(fraction, "0") == "" {
+		text = whole
+	}
+	if v, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return v, nil
+	} else if errors.Is(err, strconv.ErrRange) {
+		bad.Type, bad.Msg = "int_parsing_size", "Input should be an integer of at most 64 bits"
+	}
+	return 0, bad
+}
