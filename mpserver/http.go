@@ -53,6 +53,10 @@ type surface struct{ s *Server }
 func (f surface) Health() (bool, string) { return f.s.Health() }
 func (f surface) Status() any            { return f.s.Status() }
 func (f surface) ClearL1(force bool)     { f.s.clear(force, "http") }
+func (f surface) Checksums(ctx context.Context, q *httpapi.ChecksumRequest) ([][]string, error) {
+	return f.s.Checksums(ctx, q)
+}
+
 func (f surface) WriteMetrics(w io.Writer) {
 	_, _ = f.s.met.WriteTo(w) // a scraper that hangs up misses the rest
 }

@@ -300,6 +300,16 @@ func (t *instances) get(id int64, engine bool, c *client, now time.Time) *instan
 	return in
 }
 
+// copied returns the instance of id if the server copies for it.
+func (t *instances) copied(id int64) *instance {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if in := t.byID[id]; in != nil && in.driven != nil {
+		return in
+	}
+	return nil
+}
+
 // model returns the layout registered for a pair, nil when there is none to
 // serve; ill reports that a worker of the pair could not be served.
 func (t *instances) model(model string, worldSize int) (l *layout, ill bool) {

@@ -22,6 +22,7 @@ type serverDriven struct {
 	memory   []device.Memory // one per storage of the layout
 	stores   *copyQueue
 	loads    *copyQueue
+	hashing  chan struct{} // holds a value while checksums are computed
 	closed   chan struct{} // closed when nothing touches the worker's memory any more
 }
 
@@ -147,7 +148,7 @@ func (s *Server) illLayout(reg registration) *layout {
 
 // openServerDriven maps all storages of a layout, or none.
 func openServerDriven(id int64, dev device.Device, name string, kv *kvlayout.Layout) (opened *serverDriven, err error) {
-	d := &serverDriven{instance: id, name: name, dev: dev, closed: make(chan struct{})}
+	d := &serverDriven{instance: id, name: name, dev: dev, hashing: make(chan struct{}, 1), closed: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			for _, m := range d.memory {
