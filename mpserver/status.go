@@ -1,10 +1,12 @@
 package mpserver
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
 	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
@@ -87,7 +89,13 @@ func (s *Server) describeInstances(out *httpapi.Status) {
 			AgeSeconds: httpapi.Float(now.Sub(in.registered).Seconds()), SilentSeconds: httpapi.Float(now.Sub(in.lastSeen).Seconds()),
 			PendingTransfers: len(in.hands),
 		}
-		if s.sharesPool() {
+		switch {
+		case in.driven != nil:
+			g.Transport = in.driven.name
+			g.PendingTransfers += in.driven.pending()
+		case !in.engine:
+			g.Transport = "none"
+		case s.sharesPool():
 			g.Transport = "shm"
 		}
 		switch {
@@ -104,9 +112,39 @@ func (s *Server) describeInstances(out *httpapi.Status) {
 				ModelName: in.layout.model, WorldSize: in.layout.worldSize, BlockSize: in.layout.blockSize, UseMLA: in.layout.useMLA,
 			}
 		}
+		if in.driven != nil && out.CacheContextMeta != nil {
+			out.RegisteredGPUIDs = append(out.RegisteredGPUIDs, id)
+			out.CacheContextMeta[strconv.FormatInt(id, 10)] = httpapi.CacheContextMeta{
+				ModelName: in.layout.model, WorldSize: in.layout.worldSize, KVCacheLayout: describeLayout(in.layout.kv),
+			}
+		}
 	}
+	for d, c := range t.closing {
+		out.Go.Instances = append(out.Go.Instances, httpapi.Instance{
+			InstanceID: d.instance, ModelName: c.model, Transport: d.name, State: "quarantined",
+			AgeSeconds: httpapi.Float(now.Sub(c.since).Seconds()), PendingTransfers: d.pending(),
+		})
+	}
+	slices.Sort(out.RegisteredGPUIDs)
 	slices.Sort(out.RegisteredNonCUDAInstanceIDs)
-	slices.SortFunc(out.Go.Instances, func(a, b httpapi.Instance) int { return int(min(1, max(-1, a.InstanceID-b.InstanceID))) })
+	slices.SortFunc(out.Go.Instances, func(a, b httpapi.Instance) int { return cmp.Compare(a.InstanceID, b.InstanceID) })
+}
+
+// describeLayout is kv_cache_layout of a server-driven worker.
+func describeLayout(kv *kvlayout.Layout) httpapi.KVCacheLayout {
+	d := kv.Describe()
+	out := httpapi.KVCacheLayout{NumLayers: d.NumLayers, NumBlocks: int(d.NumBlocks), CacheSizePerToken: d.CacheSizePerToken}
+	for i := range d.KernelGroups {
+		g := &d.KernelGroups[i]
+		out.KernelGroups = append(out.KernelGroups, httpapi.KernelGroup{
+			KernelGroupIdx: g.KernelGroup, EngineGroupIdx: g.EngineGroup, ObjectGroupIdx: g.ObjectGroup,
+			NumLayers: g.NumLayers, LayerIndices: g.LayerIndices,
+			TokensPerBlock: int(g.TokensPerBlock), SlotsPerBlock: int(g.SlotsPerBlock), DType: g.DType,
+			EngineKVConcreteShape: g.ConcreteShape, IsMLA: g.MLA, EngineKVFormat: g.Format,
+			EngineKVShape: g.Shape, AttentionBackend: g.AttentionBackend,
+		})
+	}
+	return out
 }
 
 // gauges is the state that a scrape reads.
