@@ -76,8 +76,8 @@ func mpFlags() []row {
 			stance: refused, why: "there is no /run_script, on purpose: leave it out",
 		},
 		{
-			name: "separate-object-groups", kind: kindBool, help: "one object group per sliding window",
-			stance: refused, why: "not built yet: leave it out",
+			name: "separate-object-groups", kind: kindBool, help: "objects of their own for each sliding window of a hybrid model (lmcache_driven)",
+			apply: func(o *mpserver.Options, v value) { o.SeparateObjectGroups = v.on },
 		},
 		{
 			name: "worker-reap-timeout-seconds", kind: kindFloat, def: "120", help: "silence after which a worker that has pinged is dropped; 0 is never, else at least 30",

@@ -117,7 +117,7 @@ func TestRefusals(t *testing.T) {
 	f("--engine-type blend", "--engine-type blend is not served")
 	f("--isolated-ipc", "--isolated-ipc is not served")
 	f("--no-isolated-ipc", "")
-	f("--separate-object-groups", "--separate-object-groups is not served")
+	f("--separate-object-groups", "")
 	f("--enable-segmented-prefix --enable-dedup-content --enable-blend-reorder", "--enable-dedup-content is not served")
 	f("--enable", "")
 	f("--enable transfer_query", "--enable transfer_query is not served")
@@ -209,7 +209,7 @@ func TestEveryServedFlagTurnsSomething(t *testing.T) {
 			continue
 		}
 		args := []string{"--" + r.name}
-		if r.kind != kindSwitch {
+		if r.kind != kindSwitch && r.kind != kindBool {
 			v, ok := other[r.name]
 			require.True(t, ok, "--%s needs a value in this test", r.name)
 			args = append(args, v)
