@@ -1,5 +1,7 @@
 package l1cache
 
+import "time"
+
 // counters are kept as things change, so that Stats walks nothing.
 type counters struct {
 	objects                [numStates]int64
@@ -16,6 +18,7 @@ type counters struct {
 	expiredHolds           uint64
 	revokedHolds           uint64
 	turns, turnsTriggered  uint64
+	lastTurn               time.Time
 }
 
 // Stats is a snapshot of the store. Bytes are space taken, rounded up to the
@@ -55,6 +58,8 @@ type Stats struct {
 	// Turns of the background loop, and those that found the pool at or above
 	// the watermark.
 	Turns, TurnsTriggered uint64
+	// LastTurn is when the last of them began; zero before.
+	LastTurn time.Time
 }
 
 // Usage is used over total, 0 when there is nothing yet.
@@ -83,6 +88,6 @@ func (c *Cache) Stats() Stats {
 		Published: n.published, Evicted: n.evictedObjects, EvictedBytes: n.evictedBytes,
 		NoSpace: n.noSpace, TooLarge: n.tooLarge,
 		ExpiredWrites: n.expiredWrites, ExpiredHolds: n.expiredHolds, RevokedHolds: n.revokedHolds,
-		Turns: n.turns, TurnsTriggered: n.turnsTriggered,
+		Turns: n.turns, TurnsTriggered: n.turnsTriggered, LastTurn: n.lastTurn,
 	}
 }

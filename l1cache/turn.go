@@ -25,6 +25,7 @@ func (c *Cache) turnLocked(first bool, left int, fx *effects) int {
 	if first {
 		c.n.turns++
 		now := c.o.Now()
+		c.n.lastTurn = now
 		c.expireWrites(now, fx)
 		c.expireReads(now, fx)
 		// While the arena grows, growth is the headroom.

@@ -259,7 +259,7 @@ func (s *Server) answer(r *request, out reply, onLoop bool) {
 		m.Done(time.Since(r.received))
 	}
 	if out.reason != "" {
-		m.Failed(out.reason)
+		s.countFailure(r.op, out.reason)
 		s.log.Debug("request failed", "component", "mq", "op", r.op.String(), "reason", out.reason, "bytes", r.size)
 	}
 	if out.kind == replyLater || r.answered.Swap(true) {
@@ -278,6 +278,15 @@ func (s *Server) answer(r *request, out reply, onLoop bool) {
 		return
 	}
 	s.sock.post(o)
+}
+
+// countFailure counts a failure and remembers it for /status.
+func (s *Server) countFailure(op wire.Op, reason string) {
+	if int(op) >= len(s.ops) || s.ops[op] == nil {
+		op = 0 // those that are not served share one
+	}
+	s.ops[op].Failed(reason)
+	s.failures.note(op.String(), reason, time.Now())
 }
 
 // counters are those of op; operations that are not served share one.

@@ -16,6 +16,7 @@ import (
 // transfer is a decoded PREPARE or COMMIT: a chunk range of one worker.
 type transfer struct {
 	*requestKey
+	op       wire.Op
 	instance int64
 	in       *instance // nil when unknown, ill or registered for the other mode
 	// ranged says that the range is one a worker may transfer; only then is
@@ -40,7 +41,7 @@ func (s *Server) transfer(r *request, engine bool) (t transfer, reason string) {
 	if err != nil {
 		return t, "payload"
 	}
-	t.requestKey = k
+	t.requestKey, t.op = k, r.op
 	if t.instance, err = wire.DecodeInt(r.payloads[1]); err != nil {
 		return t, "payload"
 	}
@@ -87,6 +88,7 @@ func (s *Server) reserve(ctx context.Context, t *transfer, group int, hashes []h
 	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, group), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes, Form: g.formID})
 	if err != nil {
 		s.met.AllocationFailed(metrics.DuringStore, t.Model, len(hashes))
+		s.failures.explain(t.op.String(), reserveReason(err), err)
 	}
 	return res, err
 }

@@ -41,11 +41,14 @@ func (s *Server) probe(stop <-chan struct{}) {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
 	for {
+		start, answered := time.Now(), false
 		if _, err := sock.SendMessageDontwait(uid, noop); err == nil {
 			if _, err := sock.RecvMessageBytes(0); err == nil {
 				s.health.lastAnswer.Store(time.Now().UnixNano())
+				answered = true
 			}
 		}
+		s.probes.ran(start, "", answered)
 		select {
 		case <-stop:
 			return

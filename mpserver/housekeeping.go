@@ -1,6 +1,9 @@
 package mpserver
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // sweepEvery is how often what clients left behind is looked at: a client that
 // is gone is released within Options.ConnectionGrace and this.
@@ -16,13 +19,16 @@ func (s *Server) housekeeping(stop <-chan struct{}) {
 		case <-stop:
 			return
 		case now := <-tick.C:
-			s.sweep(now)
+			n := s.sweep(now)
+			s.sweeps.ran(now, fmt.Sprintf("reaped=%d", n), true)
 		}
 	}
 }
 
-func (s *Server) sweep(now time.Time) {
+// sweep is one turn; it returns how many workers it has dropped.
+func (s *Server) sweep(now time.Time) (dropped int) {
 	for _, r := range s.instances.sweep(now, &s.opt) {
+		dropped++
 		s.met.InstanceEvent(r.reason)
 		s.log.Warn("dropped a worker; if it lives, its next heartbeat tells it to register again", "component", "mq",
 			"instance_id", r.id, "model", r.model, "reason", r.reason, "silent", r.silent.Round(time.Millisecond), "in_its_hands", r.hands)
@@ -37,4 +43,5 @@ func (s *Server) sweep(now time.Time) {
 		s.log.Warn("sessions expired without END_SESSION", "component", "mq", "sessions", rep.expiredSessions, "ttl", s.opt.SessionTTL)
 	}
 	s.clients.sweep(s.opt.ConnectionGrace, now)
+	return dropped
 }

@@ -30,7 +30,7 @@ func listenHTTP(s *Server) (*httpServer, error) {
 		}
 		return nil, fmt.Errorf("bind http://%s: check --http-host and --http-port: %w", addr, err)
 	}
-	h := httpapi.NewHandler(surface{s}, httpapi.Options{Version: s.opt.Version, Commit: s.opt.Commit, OnPanic: s.met.Panicked, Logger: s.log})
+	h := httpapi.NewHandler(surface{s}, httpapi.Options{Version: s.opt.Version, Commit: s.opt.Commit, OnPanic: s.met.Panicked, Logger: s.log, LogLevel: s.opt.LogLevel})
 	return &httpServer{ln: ln, srv: httpapi.NewServer(h, s.log)}, nil
 }
 

@@ -53,7 +53,7 @@ func handleLookup(s *Server, _ context.Context, r *request) reply {
 	lay, ill := s.instances.model(k.Model, k.WorldSize)
 	if lay == nil {
 		if ill {
-			s.counters(r.op).Failed("instance_ill")
+			s.countFailure(r.op, "instance_ill")
 		}
 		s.met.LookupEarlyExit(k.Model, k.Salt, metrics.ExitNoContext)
 		s.finishLookup(k.RequestID, job, nil, note, nil)

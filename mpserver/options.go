@@ -118,6 +118,11 @@ type Options struct {
 	DisableMetrics bool
 	// Logger: default discards.
 	Logger *slog.Logger
+	// LogLevel is the level of Logger, which GET /loglevel tells and sets. May be nil.
+	LogLevel *slog.LevelVar
+	// Shown is what GET /config tells of settings that have no effect here, by
+	// their place in its tree: "mp.max_workers".
+	Shown map[string]any
 	// Version is what GET /version tells. Default "unknown".
 	Version string
 	// Commit is what GET /commit_id tells. Default "unknown".

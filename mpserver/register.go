@@ -47,6 +47,7 @@ func (s *Server) advertisedPool() (name string, size int64) {
 func (s *Server) registrationFailed(r *request, id int64, lay *layout, err error) reply {
 	s.instances.armPing(id)
 	s.met.InstanceEvent("refused")
+	s.failures.explain(r.op.String(), "registration", err)
 	s.log.Error("a worker cannot be registered", "component", "mq", "instance_id", id, "op", r.op.String(), "policy", s.opt.OnRegisterFailure, "err", err)
 	if s.opt.OnRegisterFailure != RegisterDegrade || lay == nil {
 		return refuse.because("registration")

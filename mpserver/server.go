@@ -48,6 +48,12 @@ type Server struct {
 	retiring   joiner // closes streams and mappings of ended instances
 	tasks      taskGroup
 
+	// What the HTTP surface tells and keeps.
+	quotas         quotas
+	warm           prefetches
+	failures       failureLog
+	probes, sweeps periodic
+
 	// hurry ends when copies on their way at the stop are to be called off,
 	// abandon when the stop waits for them no longer.
 	hurry, abandon         context.Context

@@ -53,6 +53,7 @@ func (s *Server) Status() httpapi.Status {
 	out.Go.ShmName = s.arena.ShmName()
 	out.Go.QueuedRequests = s.clients.queued()
 	out.Go.L1 = goL1(st)
+	out.Go.LastErrors = s.failures.list(time.Now())
 	s.describeInstances(&out)
 	return out
 }

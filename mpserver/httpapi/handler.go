@@ -21,6 +21,32 @@ type Server interface {
 	ClearL1(force bool)
 	// WriteMetrics writes Prometheus text.
 	WriteMetrics(w io.Writer)
+	// Config returns the tree of /config.
+	Config() any
+
+	// DeleteL1 removes objects by key: those that nobody holds, and with force
+	// all of them. Keys that are not there count nowhere.
+	DeleteL1(keys []ObjectKey, force bool) (deleted, skipped int)
+	// ListL1 lists resident objects, of one model unless it is "". after is 0 or
+	// what the last call returned as next; next is 0 at the end. Pages may be
+	// short.
+	ListL1(model string, after uint32, limit int) (page []Object, next uint32)
+	// Prefetch looks for the chunks of a prompt; no chunks means that it is
+	// shorter than one. The error is [ErrNoLayout], or says what is wrong with
+	// the request.
+	Prefetch(r PrefetchRequest) (id string, chunks int, err error)
+	// PrefetchResult tells what became of a prefetch, once.
+	PrefetchResult(id string) (PrefetchResult, bool)
+
+	// SetQuota, Quota, DeleteQuota and Quotas keep a limit per salt. The error
+	// says why no limit can be set.
+	SetQuota(salt string, limitBytes int64) error
+	Quota(salt string) Quota
+	DeleteQuota(salt string) bool
+	Quotas() []Quota
+
+	// PeriodicThreads lists the background tasks.
+	PeriodicThreads() []PeriodicThread
 }
 
 // Options configures a handler. The zero value works.
@@ -35,6 +61,8 @@ type Options struct {
 	OnPanic func(where string)
 	// Logger gets a line per request at DEBUG and one per panic. Default discards.
 	Logger *slog.Logger
+	// LogLevel is what /loglevel tells and sets. Default: a level that nothing hears.
+	LogLevel *slog.LevelVar
 }
 
 // NewHandler returns the handler of every route.
@@ -51,6 +79,9 @@ func NewHandler(s Server, o Options) http.Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.LogLevel == nil {
+		o.LogLevel = new(slog.LevelVar)
+	}
 	if o.OnPanic == nil {
 		o.OnPanic = func(string) {}
 	}
@@ -58,10 +89,14 @@ func NewHandler(s Server, o Options) http.Handler {
 	a.routes = a.table()
 	sameSite := http.NewCrossOriginProtection()
 	sameSite.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		writeDetail(w, http.StatusForbidden, "requests that a browser sends for another site are refused")
+		writeDetail(w, http.StatusForbidden, crossSite)
 	}))
 	return a.contain(sameSite.Handler(http.HandlerFunc(a.serve)))
 }
+
+// crossSite is the answer to a page of somebody else's that uses the browser of
+// somebody here.
+const crossSite = "requests that a browser sends for another site are refused"
 
 // NewServer returns an HTTP server for h with a limit on everything a client can
 // drag out or blow up. Its own complaints go to log, which may be nil.
@@ -92,6 +127,7 @@ type api struct {
 type route struct {
 	path    string
 	methods map[string]http.HandlerFunc
+	maxBody int64 // 0: Options.MaxBodyBytes
 }
 
 // match reports whether path is the route's, and sets the path values on r if
@@ -131,7 +167,7 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		if h, ok := rt.methods[r.Method]; ok {
 			rt.match(r.URL.Path, r)
-			r.Body = http.MaxBytesReader(w, r.Body, a.opts.MaxBodyBytes)
+			r.Body = http.MaxBytesReader(w, r.Body, max(a.opts.MaxBodyBytes, rt.maxBody))
 			h(w, r)
 			return
 		}

@@ -29,10 +29,16 @@ func (f Float) MarshalJSON() ([]byte, error) {
 }
 
 // writeJSON answers with v in compact JSON.
-func writeJSON(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) { writeValue(w, status, v, "") }
+
+// writeIndented answers with v in JSON for people.
+func writeIndented(w http.ResponseWriter, status int, v any) { writeValue(w, status, v, "  ") }
+
+func writeValue(w http.ResponseWriter, status int, v any, indent string) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
+	enc.SetIndent("", indent)
 	if err := enc.Encode(v); err != nil {
 		writeText(w, http.StatusInternalServerError, "Internal Server Error")
 		return

@@ -8,15 +8,15 @@ import (
 // table is every route. Rows of the reference that are not here are answered 404.
 func (a *api) table() []route {
 	get := func(path string, h http.HandlerFunc) route {
-		return route{path, map[string]http.HandlerFunc{http.MethodGet: h}}
+		return route{path: path, methods: map[string]http.HandlerFunc{http.MethodGet: h}}
 	}
 	post := func(path string, h http.HandlerFunc) route {
-		return route{path, map[string]http.HandlerFunc{http.MethodPost: h}}
+		return route{path: path, methods: map[string]http.HandlerFunc{http.MethodPost: h}}
 	}
 	text := func(v any) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, v) }
 	}
-	return append([]route{
+	list := []route{
 		get("/", text(greeting{"ok", "LMCache HTTP API"})),
 		get("/healthcheck", a.health),
 		get("/status", a.status),
@@ -25,9 +25,29 @@ func (a *api) table() []route {
 		get("/commit_id", text(a.opts.Commit)),
 		get("/metrics", a.metrics),
 		post("/metrics/reset", a.resetMetrics),
+		get("/config", a.config),
 		post("/cache/clear", a.clear),
 		post("/cache/checksums", a.checksums),
-	}, a.tierRoutes()...)
+		{path: "/cache/objects", methods: map[string]http.HandlerFunc{http.MethodGet: a.listObjects, http.MethodDelete: a.deleteObjects}, maxBody: largeBody},
+		{path: "/cache/prefetches", methods: map[string]http.HandlerFunc{http.MethodPost: a.submitPrefetch}, maxBody: largeBody},
+		get("/cache/prefetches/{id}", a.prefetchStatus),
+		get("/quota", a.listQuotas),
+		{path: "/quota/{salt}", methods: map[string]http.HandlerFunc{http.MethodPut: a.setQuota, http.MethodGet: a.getQuota, http.MethodDelete: a.deleteQuota}},
+		get("/periodic-threads", a.periodicThreads),
+		get("/periodic-threads/{name}", a.periodicThread),
+		get("/periodic-threads-health", a.periodicHealth),
+		get("/threads", a.threads),
+		get("/loglevel", a.logLevel),
+	}
+	return append(list, a.tierRoutes()...)
+}
+
+// largeBody bounds the bodies that hold many keys or tokens.
+const largeBody = 32 << 20
+
+// config tells the effective configuration, indented as the reference does.
+func (a *api) config(w http.ResponseWriter, _ *http.Request) {
+	writeIndented(w, http.StatusOK, a.server.Config())
 }
 
 // greeting is the answer of GET / (lmcache 0.5.6, v1/multiprocess/http_apis).
