@@ -23,9 +23,9 @@ func logLevel(name string) slog.Level {
 	return slog.LevelInfo
 }
 
-// newLogger returns the process's logger.
-func newLogger(w io.Writer, format, level string) *slog.Logger {
-	o := &slog.HandlerOptions{Level: logLevel(level)}
+// newLogger returns the process's logger, whose level can change while it runs.
+func newLogger(w io.Writer, format string, level *slog.LevelVar) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, o))
 	}

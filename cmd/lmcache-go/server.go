@@ -40,7 +40,10 @@ func runServer(args []string, c console) int {
 	if p.problems != nil {
 		return invalid(c, "server", p.problems)
 	}
-	log := newLogger(c.stderr, s.get("log-format").text, s.get("log-level").text)
+	level := new(slog.LevelVar)
+	level.Set(logLevel(s.get("log-level").text))
+	log := newLogger(c.stderr, s.get("log-format").text, level)
+	p.options.LogLevel = level
 	if s.get("log-format").text == "text" && !disabled(c.env("LMCACHE_DISABLE_BANNER")) {
 		fmt.Fprintf(c.stderr, "lmcache-go %s, a server of the LMCache MP protocol\n", p.build.version)
 	}

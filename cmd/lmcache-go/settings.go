@@ -109,8 +109,48 @@ func (s *settings) options() mpserver.Options {
 		if r := &s.rows[i]; r.apply != nil {
 			r.apply(&o, s.values[r.name])
 		}
+		s.show(&o, &s.rows[i])
 	}
 	return o
+}
+
+// shownAt is where GET /config tells flags that have no effect here.
+var shownAt = map[string][]string{
+	"max-workers":                         {"mp.max_workers", "mp.max_gpu_workers", "mp.max_cpu_workers"},
+	"max-gpu-workers":                     {"mp.max_gpu_workers"},
+	"max-cpu-workers":                     {"mp.max_cpu_workers"},
+	"grpc-server-workers":                 {"mp.grpc_server_workers"},
+	"l2-prefetch-max-in-flight":           {"storage_manager.prefetch_max_in_flight"},
+	"periodic-notifier-interval-ms":       {"storage_manager.periodic_notifier_interval_ms"},
+	"event-bus-queue-size":                {"observability.max_queue_size"},
+	"prometheus-port":                     {"observability.prometheus_port"},
+	"gc-monitor-min-pause-ms":             {"observability.gc_monitor.min_pause_ms"},
+	"gc-monitor-top-objects":              {"observability.gc_monitor.top_objects"},
+	"enable-extra-logging":                {"observability.extra_logging_enabled"},
+	"extra-logging-interval":              {"observability.extra_logging_interval"},
+	"coordinator-blend-timeout":           {"coordinator.blend_timeout"},
+	"coordinator-blend-match-concurrency": {"coordinator.blend_match_concurrency"},
+}
+
+// show puts a value without effect where GET /config tells it.
+func (s *settings) show(o *mpserver.Options, r *row) {
+	v := s.values[r.name]
+	if !v.given() {
+		return
+	}
+	for _, path := range shownAt[r.name] {
+		if o.Shown == nil {
+			o.Shown = map[string]any{}
+		}
+		switch r.kind {
+		case kindInt:
+			o.Shown[path] = v.n
+		case kindFloat:
+			o.Shown[path] = v.x
+		default: // switches
+			o.Shown[path] = v.on
+		}
+	}
 }
 
 // problems is everything that the values make impossible, a line each, joined

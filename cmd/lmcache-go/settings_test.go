@@ -93,3 +93,22 @@ func TestFlatten(t *testing.T) {
 	require.Empty(t, flatten(nil))
 	require.Empty(t, flatten(errors.Join(nil, nil)))
 }
+
+func TestShownInConfig(t *testing.T) {
+	s, err := readSettings([]string{"--max-workers", "4", "--max-cpu-workers", "2", "--extra-logging-interval", "7", "--enable-extra-logging"}, noEnv)
+	require.NoError(t, err)
+	require.Equal(t, map[string]any{
+		"mp.max_workers": int64(4), "mp.max_gpu_workers": int64(4), "mp.max_cpu_workers": int64(2),
+		"observability.extra_logging_interval": 7.0, "observability.extra_logging_enabled": true,
+	}, s.options().Shown)
+	known := map[string]stance{}
+	for _, r := range serverFlags() {
+		known[r.name] = r.stance
+	}
+	for name := range shownAt {
+		require.Equal(t, accepted, known[name], name)
+	}
+	s, err = readSettings(nil, noEnv)
+	require.NoError(t, err)
+	require.Nil(t, s.options().Shown)
+}
