@@ -93,6 +93,19 @@ func (s *Server) reserve(ctx context.Context, t *transfer, group int, hashes []h
 	return res, err
 }
 
+// How an engine-driven worker's bytes travel: its device in the metrics, where
+// the reference counts no such transfer at all.
+const (
+	bySlots  = "shm"
+	byPickle = "pickle"
+)
+
+// loaded counts the end of a load by an engine-driven worker.
+func (s *Server) loaded(t *transfer, by string, chunks int) {
+	s.met.TransferEnded(metrics.Retrieve, by, int64(chunks)*t.in.layout.groups[0].sizeBytes)
+	s.met.ChunksLoaded(t.instance, t.Model, t.Salt, chunks)
+}
+
 // handlePrepareStore hands the worker slots of the shared pool. Chunks that
 // are resident, or that somebody else is writing, get none: the worker takes
 // them as stored. Without room there is no "slots" key at all: the worker
@@ -123,6 +136,7 @@ func handlePrepareStore(s *Server, ctx context.Context, r *request) reply {
 		res.Release() // the instance has ended, or an equal request was faster
 		return s.failed(r, "unknown_instance")
 	}
+	s.met.TransferBegun(metrics.Store, bySlots)
 	g := &t.in.layout.groups[0]
 	out := make([]wire.Slot, len(slots))
 	chunks := make([]int, len(slots))
@@ -174,6 +188,7 @@ func handleCommitStore(s *Server, ctx context.Context, r *request) reply {
 	}
 	n := h.res.Publish(nil)
 	h.res.Release()
+	s.met.TransferEnded(metrics.Store, bySlots, int64(n)*t.in.layout.groups[0].sizeBytes)
 	if n == 0 {
 		return s.failed(r, "expired")
 	}
@@ -213,7 +228,8 @@ func (s *Server) commitPickle(ctx context.Context, r *request, t *transfer, h *h
 		s.log.Warn("the pickle of a store cannot be read", "component", "mq", "instance_id", t.instance, "bytes", len(data), "err", err)
 		return s.failed(r, "pickle")
 	}
-	good, why := true, "shape"
+	s.met.TransferBegun(metrics.Store, byPickle)
+	good, why, total := true, "shape", 0
 	if t.to > t.from { // what the prepared slots do not cover
 		res, err := s.reserve(ctx, t, 0, t.chunks())
 		if err != nil {
@@ -227,7 +243,9 @@ func (s *Server) commitPickle(ctx context.Context, r *request, t *transfer, h *h
 		keep := s.fill(p, &t.in.layout.groups[0], tensors)
 		published := p.Publish(keep)
 		good = good && published == len(keep) && !slices.Contains(keep, false)
+		total += published
 	}
+	s.met.TransferEnded(metrics.Store, byPickle, int64(total)*t.in.layout.groups[0].sizeBytes)
 	if !good {
 		return s.failed(r, why)
 	}
@@ -268,7 +286,7 @@ func handlePrepareRetrieve(s *Server, ctx context.Context, r *request) reply {
 	if taken, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), 1, t.rank, t.from, t.to, time.Now()); err == nil {
 		if !s.sharesPool() {
 			defer taken[0].Done()
-			return s.retrievePickle(r, g, taken[0])
+			return s.retrievePickle(r, &t, g, taken[0])
 		}
 		if own, err = s.slotsOf(ctx, g, taken[0]); err != nil {
 			s.log.Warn("a hit cannot be handed out", "component", "mq", "instance_id", t.instance, "err", err)
@@ -281,9 +299,10 @@ func handlePrepareRetrieve(s *Server, ctx context.Context, r *request) reply {
 			own.done()
 			return s.failed(r, "unknown_instance") // it has ended meanwhile
 		}
-		s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.to-t.from)
+		s.met.ReadFailed(metrics.ReadNotFound, t.Model, t.to-t.from)
 		return s.failed(r, "not_held")
 	}
+	s.met.TransferBegun(metrics.Retrieve, bySlots)
 	return value(wire.AppendPrepareRetrieve(nil, true, nil, read.slots, true))
 }
 
@@ -309,7 +328,7 @@ func (s *Server) slotsOf(ctx context.Context, g *groupLayout, tr *l1cache.Transf
 }
 
 // retrievePickle answers a hit with the bytes themselves.
-func (s *Server) retrievePickle(r *request, g *groupLayout, tr *l1cache.Transfer) reply {
+func (s *Server) retrievePickle(r *request, t *transfer, g *groupLayout, tr *l1cache.Transfer) reply {
 	enc, err := torchpickle.NewEncoder(g.dtype, g.shape)
 	if err != nil {
 		return s.failed(r, "pickle")
@@ -340,6 +359,8 @@ func (s *Server) retrievePickle(r *request, g *groupLayout, tr *l1cache.Transfer
 	}
 	out := wire.AppendPrepareRetrieveHead(getBuffer(size+256), true, size)
 	out = enc.Append(out, chunks)
+	s.met.TransferBegun(metrics.Retrieve, byPickle)
+	s.loaded(t, byPickle, len(chunks))
 	return reply{kind: replyValue, value: wire.AppendPrepareRetrieveTail(out), pooled: true}
 }
 
@@ -357,7 +378,10 @@ func handleCommitRetrieve(s *Server, _ context.Context, r *request) reply {
 	default:
 		return value(wire.AppendBool(nil, true))
 	}
-	if h, _ := s.instances.takeBack(t.instance, t.hand); h != nil {
+	if h, late := s.instances.takeBack(t.instance, t.hand); h != nil {
+		if !late {
+			s.loaded(&t, bySlots, t.to-t.from)
+		}
 		h.release()
 	}
 	return value(wire.AppendBool(nil, true))

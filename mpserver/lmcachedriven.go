@@ -179,14 +179,14 @@ func handleRetrieve(s *Server, ctx context.Context, r *request) reply {
 		}
 	}()
 	if w.transfers, err = s.takeHit(&t.transfer, t.in.layout); err != nil {
-		s.met.ReadFailed(metrics.ReadNoLease, t.Model, t.chunkN)
+		s.met.ReadFailed(metrics.ReadNotFound, t.Model, t.chunkN)
 		return s.refuseInOrder(r, &t, copyplan.Load, "not_held")
 	}
 	if err := s.planLoad(ctx, &t, w, int(min(skip, int64(t.End)))); err != nil {
 		s.log.Warn("a hit cannot be loaded; nothing was copied", "component", "mq", "instance_id", t.instance, "err", err)
 		return s.refuseInOrder(r, &t, copyplan.Load, planReason(err))
 	}
-	worker, model, salt, chunks := int64(t.WorkerID), t.Model, t.Salt, t.chunkN
+	worker, model, salt, chunks := t.instance, t.Model, t.Salt, t.chunkN
 	handed = true
 	return s.submit(r, &t, copyplan.Load, w.plan, func(err error) string {
 		w.end()

@@ -160,7 +160,7 @@ func (s *Server) gauges() metrics.Gauges {
 		Healthy:     ok,
 		L1UsedBytes: st.UsedBytes, L1TotalBytes: st.TotalBytes, L1ConfiguredBytes: st.ConfiguredBytes,
 		L1StagingBytes: st.ReservedBytes + st.FillingBytes, L1QuarantinedBytes: st.QuarantinedBytes + st.OrphanedBytes,
-		L1Objects: st.Resident, L1LeasedObjects: st.Leased,
+		L1Objects: st.Resident, L1LeasedObjects: st.Leased, EvictionTurns: st.Turns, EvictionTurnsTriggered: st.TurnsTriggered,
 		ActivePrefetchJobs: int64(jobs), ActiveP2PLookupJobs: int64(s.peers.len()),
 		Sessions: int64(active), Instances: int64(n), QueuedRequests: int64(s.clients.queued()),
 	}

@@ -20,6 +20,9 @@ type Gauges struct {
 	L1UsedBytes, L1TotalBytes, L1ConfiguredBytes, L1StagingBytes, L1QuarantinedBytes int64
 	// L1Objects is resident chunks, L1LeasedObjects those held for a reader.
 	L1Objects, L1LeasedObjects int64
+	// EvictionTurns of the watermark loop since the start, and those that found
+	// the pool at or above the watermark.
+	EvictionTurns, EvictionTurnsTriggered uint64
 
 	ActivePrefetchJobs, ActiveP2PLookupJobs int64
 	KVEventLogDepth                         int64
@@ -86,6 +89,8 @@ func (m *Metrics) writeGauges(b *bytes.Buffer) {
 		ratio = float64(g.L1UsedBytes) / float64(g.L1TotalBytes)
 	}
 	l1 := []string{"backend", "dram", "l1_tag", defaultTag}
+	put(nameEvictTicks, float64(g.EvictionTurns))
+	put(nameEvictTriggered, float64(g.EvictionTurnsTriggered))
 	put(nameL1Usage, float64(g.L1UsedBytes), l1...)
 	put(nameL1Ratio, ratio, l1...)
 	put(nameL1Staging, float64(g.L1StagingBytes), l1...)

@@ -29,8 +29,6 @@ const (
 	ReadNotFound ReadFailure = "not_found"
 	// ReadWriteLocked is a chunk whose store has not ended.
 	ReadWriteLocked ReadFailure = "write_locked"
-	// ReadNoLease is a chunk that is there but was not held for this retrieve.
-	ReadNoLease ReadFailure = "no_lease"
 )
 
 // saltCounters is a family whose series carry cache_salt only when there is one.
@@ -92,14 +90,6 @@ func (m *Metrics) L1Evicted(salt, reason string, n int) {
 	}
 	m.l1Evicted.add(salt, n)
 	m.count(event{name: nameEvictedBy, label1: "reason", value1: reason}, n)
-}
-
-// EvictionTick counts a turn of the watermark loop.
-func (m *Metrics) EvictionTick(triggered bool) {
-	m.evictTicks.Inc()
-	if triggered {
-		m.evictTriggered.Inc()
-	}
 }
 
 // modelEvent is one label set of a family that carries a model name.

@@ -30,7 +30,6 @@ type Metrics struct {
 	set  *vm.Set
 
 	l1Write, l1Read, l1Evicted *saltCounters
-	evictTicks, evictTriggered *vm.Counter
 	models                     *table[string, string] // names that have series of their own
 	pairs                      *table[pair, *lookupCounters]
 	pairsOver                  *table[string, *lookupCounters] // by model, salt Other
@@ -55,21 +54,19 @@ func New(o Options) *Metrics {
 	}
 	s := vm.NewSet()
 	m := &Metrics{
-		opts:           o,
-		set:            s,
-		l1Write:        newSaltCounters(s, nameL1Write, o.MaxPairs),
-		l1Read:         newSaltCounters(s, nameL1Read, o.MaxPairs),
-		l1Evicted:      newSaltCounters(s, nameL1Evicted, o.MaxPairs),
-		evictTicks:     s.NewCounter(nameEvictTicks),
-		evictTriggered: s.NewCounter(nameEvictTriggered),
-		models:         newTable[string, string](o.MaxModels),
-		pairs:          newTable[pair, *lookupCounters](o.MaxPairs),
-		pairsOver:      newTable[string, *lookupCounters](o.MaxModels + 1),
-		modelOps:       newTable[modelEvent, *vm.Counter](16 * (o.MaxModels + 1)),
-		ops:            newTable[string, *Op](128),
-		events:         newTable[event, *vm.Counter](512),
-		speeds:         newTable[speedKey, *vm.PrometheusHistogram](o.MaxModels),
-		loaded:         newTable[loadKey, *vm.Counter](o.MaxPairs),
+		opts:      o,
+		set:       s,
+		l1Write:   newSaltCounters(s, nameL1Write, o.MaxPairs),
+		l1Read:    newSaltCounters(s, nameL1Read, o.MaxPairs),
+		l1Evicted: newSaltCounters(s, nameL1Evicted, o.MaxPairs),
+		models:    newTable[string, string](o.MaxModels),
+		pairs:     newTable[pair, *lookupCounters](o.MaxPairs),
+		pairsOver: newTable[string, *lookupCounters](o.MaxModels + 1),
+		modelOps:  newTable[modelEvent, *vm.Counter](16 * (o.MaxModels + 1)),
+		ops:       newTable[string, *Op](128),
+		events:    newTable[event, *vm.Counter](512),
+		speeds:    newTable[speedKey, *vm.PrometheusHistogram](o.MaxModels),
+		loaded:    newTable[loadKey, *vm.Counter](o.MaxPairs),
 	}
 	m.set.NewGauge(series(nameBuildInfo, "goversion", runtime.Version(), "version", o.Version), one)
 	return m

@@ -74,7 +74,7 @@ func TestSeries(t *testing.T) {
 	m.SetGauges(func() Gauges {
 		return Gauges{
 			Healthy: true, L1UsedBytes: 25, L1TotalBytes: 100, L1ConfiguredBytes: 200, L1StagingBytes: 5,
-			ActivePrefetchJobs: 3, Sessions: 2, Instances: 1,
+			EvictionTurns: 2, EvictionTurnsTriggered: 1, ActivePrefetchJobs: 3, Sessions: 2, Instances: 1,
 		}
 	})
 	m.L1Written("", 4)
@@ -82,8 +82,6 @@ func TestSeries(t *testing.T) {
 	m.L1Written("", 0)
 	m.L1Read("", 3)
 	m.L1Evicted("", "demand", 2)
-	m.EvictionTick(false)
-	m.EvictionTick(true)
 	m.AllocationFailed(DuringStore, "test/model", 15)
 	m.ReadFailed(ReadNotFound, "test/model", 8)
 	m.LookupDone("test/model", "", 1024, 512, 2)
@@ -261,7 +259,7 @@ func TestFamiliesAreListed(t *testing.T) {
 	m.SetGauges(func() Gauges { return Gauges{} })
 	m.L1Evicted("", "x", 1)
 	m.AllocationFailed(DuringPrefetch, "m", 1)
-	m.ReadFailed(ReadNoLease, "m", 1)
+	m.ReadFailed(ReadWriteLocked, "m", 1)
 	m.LookupEarlyExit("m", "", ExitNoContext)
 	for _, d := range []Direction{Store, Retrieve} {
 		m.TransferBegun(d, "cpu")

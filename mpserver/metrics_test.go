@@ -1,0 +1,74 @@
+package mpserver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// series reads GET /metrics: the value of each series as it is written.
+func series(t *testing.T, s *Server) map[string]string {
+	t.Helper()
+	_, _, body := ask(t, s, "GET", "/metrics", "")
+	out := map[string]string{}
+	for line := range strings.Lines(body) {
+		if name, v, ok := strings.Cut(strings.TrimSpace(line), "} "); ok {
+			out[name+"}"] = v
+		} else if name, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && !strings.HasPrefix(line, "#") {
+			out[name] = v
+		}
+	}
+	return out
+}
+
+// TestMetricsOfBothModes: a store and a load count under the reference's names,
+// whoever copies.
+func TestMetricsOfBothModes(t *testing.T) {
+	f := func(m map[string]string, name, want string) {
+		t.Helper()
+		if m[name] != want {
+			t.Errorf("%s = %q, want %s", name, m[name], want)
+		}
+	}
+	common := func(m map[string]string, model, device, instance string, bytes string) {
+		t.Helper()
+		f(m, `lmcache_mp_l1_write_chunks_total{l1_tag="_default"}`, "4")
+		f(m, `lmcache_mp_l1_read_chunks_total{l1_tag="_default"}`, "4")
+		f(m, `lmcache_mp_lookup_hit_tokens_total{cache_salt="",model_name="`+model+`"}`, "64")
+		f(m, `lmcache_mp_num_submitted_stores_total{device="`+device+`"}`, "1")
+		f(m, `lmcache_mp_num_finished_stores_total{device="`+device+`"}`, "1")
+		f(m, `lmcache_mp_num_submitted_retrieves_total{device="`+device+`"}`, "1")
+		f(m, `lmcache_mp_num_finished_retrieves_total{device="`+device+`"}`, "1")
+		f(m, `lmcache_mp_num_chunks_loaded_total{cache_salt="",model_name="`+model+`",worker_id="`+instance+`"}`, "4")
+		f(m, `lmcache_go_transfer_bytes_total{device="`+device+`",direction="store"}`, bytes)
+		f(m, `lmcache_go_transfer_bytes_total{device="`+device+`",direction="retrieve"}`, bytes)
+		require.Contains(t, m, "lmcache_mp_l1_eviction_loop_ticks_total")
+		require.Contains(t, m, "lmcache_mp_l1_eviction_loop_triggered_total")
+	}
+	tokens := prompt(1, 4*testChunk)
+
+	s := startServer(t, func(o *Options) { o.HTTPPort, o.L1.ShmName = 0, shmName(t) })
+	p := connect(t, s)
+	p.register(4242)
+	p.store(s, keyOf("a", tokens), 4242, tokens)
+	require.Equal(t, 4, p.lookup(keyOf("b", tokens)))
+	requirePattern(t, s, p.prepareRetrieve(keyOf("b", tokens), 4242), tokens[0])
+	require.True(t, p.commitRetrieve(keyOf("b", tokens), 4242))
+	common(series(t, s), testModel, "shm", "4242", "8192")
+	// A retrieve that nobody looked up.
+	require.False(t, p.prepareRetrieve(keyOf("c", tokens), 4242).Success)
+	f(series(t, s), `lmcache_mp_l1_read_failure_chunks_total{during="l1_retrieve",model_name="test/model",reason="not_found"}`, "4")
+	f(series(t, s), `lmcache_go_request_failures_total{op="prepare_retrieve",reason="not_held"}`, "1")
+
+	s = startServer(t, withHTTP)
+	e := newEngine(t, s, 777, false, []kvGroup{{layers: 2, heads: 2, headBytes: 16}})
+	e.registerKV()
+	require.True(t, e.storeKV(e.keyOf("a", tokens), e.ids(0, 4)))
+	require.Equal(t, 4, e.lookup(e.keyOf("b", tokens)))
+	require.True(t, e.retrieveKV(e.keyOf("b", tokens), e.ids(8, 4), 0))
+	m := series(t, s)
+	common(m, testModel, "cpu", "777", "4096")
+	f(m, `lmcache_mp_l0_l1_store_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
+	f(m, `lmcache_mp_l0_l1_load_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
+}
