@@ -134,6 +134,9 @@ type Options struct {
 	device      device.Device
 	copyLimit   time.Duration
 	retireLimit time.Duration
+	// The store's clock, and what makes its background turn go round.
+	l1Now   func() time.Time
+	l1Ticks <-chan time.Time
 }
 
 // L1Options configures the L1 store.
