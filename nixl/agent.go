@@ -124,6 +124,7 @@ func (c Config) withDefaults() Config {
 type Agent struct {
 	lib    *Library
 	h      uintptr
+	hot    capi.Hot
 	cfg    Config
 	port   uint16
 	react  *reactor
@@ -175,6 +176,7 @@ func NewAgent(lib *Library, cfg Config) (*Agent, error) {
 	if err := a.create(c); err != nil {
 		return nil, err
 	}
+	a.hot = lib.c.Hot(a.h)
 	a.react = newReactor(a)
 	return a, nil
 }

@@ -18,7 +18,7 @@ import (
 type Library struct {
 	c      *capi.Lib
 	origin Origin
-	posts  chan struct{} // one entry for each post inside the library
+	posts  *gate // of goroutines inside the library's post
 }
 
 // Features are the optional abilities of a library.
@@ -145,7 +145,7 @@ func open(c Candidate, defaults bool) (*Library, error) {
 	}
 	// A blocking post occupies a thread; Go ends a program at 10 000 of them.
 	posts := max(4, 2*runtime.GOMAXPROCS(0))
-	return &Library{c: lib, origin: c.Origin, posts: make(chan struct{}, posts)}, nil
+	return &Library{c: lib, origin: c.Origin, posts: newGate(posts)}, nil
 }
 
 // setDefaults prepares the C environment; see LoadOptions.NoDefaults. It is

@@ -46,15 +46,14 @@ func (t *Transfer) post(msg []byte, has, replace bool) (bool, error) {
 	t.takeToken()
 	t.mu.Unlock()
 
-	a := t.agent
 	var r capi.Result
-	a.lib.posts <- struct{}{}
+	t.posts.enter()
 	if replace {
-		r = a.lib.c.PostNotif(a.h, t.req, msg, has, t.cuda)
+		r = t.hot.PostNotif(t.req, msg, has, t.cuda)
 	} else {
-		r = a.lib.c.Post(a.h, t.req, t.cuda)
+		r = t.hot.Post(t.req, t.cuda)
 	}
-	<-a.lib.posts
+	t.posts.leave()
 
 	t.mu.Lock()
 	t.posting = false
@@ -138,7 +137,7 @@ func (t *Transfer) Poll() (done bool, err error) {
 		defer t.mu.Unlock()
 		return t.stand("poll")
 	}
-	r := t.agent.lib.c.Status(t.agent.h, t.req)
+	r := t.hot.Status(t.req)
 	act := t.settle("poll", r)
 	done, failed := t.state == xferEnded, t.err
 	t.mu.Unlock()
@@ -217,7 +216,7 @@ func (t *Transfer) spin() (bool, error) {
 		t.mu.Unlock()
 		return false, nil
 	}
-	r := t.agent.lib.c.Wait(t.agent.h, t.req, int64(t.agent.cfg.Spin))
+	r := t.hot.Wait(t.req, int64(t.agent.cfg.Spin))
 	act := t.settle("wait", r)
 	done, failed := t.state == xferEnded, t.err
 	t.mu.Unlock()

@@ -184,7 +184,7 @@ func (r *reactor) lookAt(chunk []*Transfer) int {
 		r.results = make([]capi.Result, pollChunk)
 	}
 	results := r.results[:len(r.reqs)]
-	r.agent.lib.c.StatusMany(r.agent.h, r.reqs, results)
+	r.agent.hot.StatusMany(r.reqs, results)
 	for i, t := range r.locked {
 		act := t.settle("wait", results[i])
 		ended, failed := t.state == xferEnded, t.err

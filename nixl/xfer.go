@@ -56,15 +56,10 @@ const (
 // posted again once it has ended, which is the cheap way to repeat a transfer.
 // All methods may be called from several goroutines.
 type Transfer struct {
-	agent  *Agent
-	remote *Remote
-	op     Op
-	descs  int
-	cuda   int // device whose context posting needs, -1: none
-	where  [2]string
-	uses   []*Registration
-	local  *DescList // nil when made from descriptors
-	far    *DescList
+	// The hot path needs these and what mu guards, and nothing behind agent.
+	hot   capi.Hot
+	posts *gate
+	cuda  int // device whose context posting needs, -1: none
 
 	mu        sync.Mutex
 	req       uintptr
@@ -76,6 +71,15 @@ type Transfer struct {
 	wake      chan struct{} // holds one token for a waiter when the transfer ended
 	settled   chan struct{} // closed when released
 	watched   bool          // the reactor looks at it; guarded by the reactor's mutex
+
+	agent  *Agent
+	remote *Remote
+	op     Op
+	descs  int
+	where  [2]string
+	uses   []*Registration
+	local  *DescList // nil when made from descriptors
+	far    *DescList
 }
 
 // NewTransfer makes a transfer between entries of two prepared lists: entry
@@ -106,7 +110,7 @@ func NewTransfer(op Op, local *DescList, li []int32, remote *DescList, ri []int3
 		return nil, fail(ErrInvalidParam, fmt.Sprintf("remote index %d is %d of %d", i, ri[i], remote.n))
 	}
 	t := &Transfer{
-		agent: a, remote: remote.remote, op: op, descs: len(li), cuda: cudaOf(local, remote),
+		hot: a.hot, posts: a.lib.posts, agent: a, remote: remote.remote, op: op, descs: len(li), cuda: cudaOf(local, remote),
 		where: [2]string{b.name, local.mem.String() + "/" + remote.mem.String()},
 	}
 	if err := a.enter("make transfer"); err != nil {
@@ -196,7 +200,7 @@ func (r *Remote) NewTransfer(op Op, b *Backend, local, remote Descs, o XferOptio
 	if err := a.enter("make transfer"); err != nil {
 		return nil, err
 	}
-	t := &Transfer{agent: a, remote: r, op: op, cuda: -1, where: [2]string{b.name, mems}}
+	t := &Transfer{hot: a.hot, posts: a.lib.posts, agent: a, remote: r, op: op, cuda: -1, where: [2]string{b.name, mems}}
 	t.mu.Lock() // whoever ends the peer meanwhile waits until the request is there
 	err := t.fromDescs(b, local, remote, &o, fail)
 	t.mu.Unlock()

@@ -42,6 +42,7 @@ import (
 // its threads may run.
 type Lib struct {
 	c    *C.struct_nx
+	n    C.uintptr_t // c as a number
 	path string
 
 	// Version of the C API; 0.0.0 when the library has no version function.
@@ -67,6 +68,7 @@ func Open(path string) (*Lib, error) {
 	if l.c == nil {
 		return nil, errors.New("out of memory")
 	}
+	l.n = C.uintptr_t(uintptr(unsafe.Pointer(l.c)))
 	var missing, since []string
 	for i := range C.nx_symbol_count() {
 		name := C.GoString(C.nx_symbol_name(i))
@@ -546,39 +548,42 @@ func (l *Lib) CreateXfer(agent uintptr, op int, local, remote Side, name string,
 	return uintptr(req), int(made), nil
 }
 
+// Hot returns what the hot path needs of an agent.
+func (l *Lib) Hot(agent uintptr) Hot { return Hot{uintptr(l.n), agent} }
+
 // Post starts a transfer; cudaDevice is -1 without GPU memory.
-func (l *Lib) Post(agent, req uintptr, cudaDevice int) Result {
-	return Result(C.nx_post(l.c, C.uintptr_t(agent), C.uintptr_t(req), C.int(cudaDevice)))
+func (h Hot) Post(req uintptr, cudaDevice int) Result {
+	return Result(C.nx_post(C.uintptr_t(h.lib), C.uintptr_t(h.agent), C.uintptr_t(req), C.int(cudaDevice)))
 }
 
 // PostNotif starts a transfer with another notification than it was made with,
 // or with none.
-func (l *Lib) PostNotif(agent, req uintptr, notif []byte, has bool, cudaDevice int) Result {
+func (h Hot) PostNotif(req uintptr, notif []byte, has bool, cudaDevice int) Result {
 	flag := C.int(0)
 	if has {
 		flag = 1
 	}
-	return Result(C.nx_post_notif(l.c, C.uintptr_t(agent), C.uintptr_t(req), unsafe.Pointer(unsafe.SliceData(notif)),
+	return Result(C.nx_post_notif(C.uintptr_t(h.lib), C.uintptr_t(h.agent), C.uintptr_t(req), unsafe.Pointer(unsafe.SliceData(notif)),
 		C.size_t(len(notif)), flag, C.int(cudaDevice)))
 }
 
 // Status asks how a transfer stands.
-func (l *Lib) Status(agent, req uintptr) Result {
-	return Result(C.nx_status(l.c, C.uintptr_t(agent), C.uintptr_t(req)))
+func (h Hot) Status(req uintptr) Result {
+	return Result(C.nx_status(C.uintptr_t(h.lib), C.uintptr_t(h.agent), C.uintptr_t(req)))
 }
 
 // Wait polls a transfer until it ends or spinNsec have passed; it holds the
 // thread for that long.
-func (l *Lib) Wait(agent, req uintptr, spinNsec int64) Result {
-	return Result(C.nx_wait(l.c, C.uintptr_t(agent), C.uintptr_t(req), C.int64_t(spinNsec)))
+func (h Hot) Wait(req uintptr, spinNsec int64) Result {
+	return Result(C.nx_wait(C.uintptr_t(h.lib), C.uintptr_t(h.agent), C.uintptr_t(req), C.int64_t(spinNsec)))
 }
 
 // StatusMany asks for many transfers at once.
-func (l *Lib) StatusMany(agent uintptr, reqs []uintptr, out []Result) {
+func (h Hot) StatusMany(reqs []uintptr, out []Result) {
 	if len(reqs) == 0 {
 		return
 	}
-	C.nx_status_many(l.c, C.uintptr_t(agent), (*C.uintptr_t)(unsafe.Pointer(&reqs[0])), C.size_t(len(reqs)), (*C.int64_t)(unsafe.Pointer(&out[0])))
+	C.nx_status_many(C.uintptr_t(h.lib), C.uintptr_t(h.agent), (*C.uintptr_t)(unsafe.Pointer(&reqs[0])), C.size_t(len(reqs)), (*C.int64_t)(unsafe.Pointer(&out[0])))
 }
 
 // ReleaseXfer frees a transfer that is not running.

@@ -199,15 +199,16 @@ struct nx_side {
 uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, const struct nx_side *local,
 		    const struct nx_side *remote, size_t n, const char *name, const struct nx_xfer_opt *o, size_t *made,
 		    struct nx_err *e);
-// The next four return a status in the low and the C++ status in the high
-// half of their result.
-int64_t nx_post(const struct nx *l, uintptr_t agent, uintptr_t req, int cuda_device);
-int64_t nx_post_notif(const struct nx *l, uintptr_t agent, uintptr_t req, const void *notif, size_t len, int has,
+// The next five take the struct nx as a number, which spares Go a check of
+// the pointer. They answer a status in the low and the C++ status in the
+// high half.
+int64_t nx_post(uintptr_t lib, uintptr_t agent, uintptr_t req, int cuda_device);
+int64_t nx_post_notif(uintptr_t lib, uintptr_t agent, uintptr_t req, const void *notif, size_t len, int has,
 		      int cuda_device);
-int64_t nx_status(const struct nx *l, uintptr_t agent, uintptr_t req);
+int64_t nx_status(uintptr_t lib, uintptr_t agent, uintptr_t req);
 // nx_wait polls until the request ends or spin_nsec have passed.
-int64_t nx_wait(const struct nx *l, uintptr_t agent, uintptr_t req, int64_t spin_nsec);
-void nx_status_many(const struct nx *l, uintptr_t agent, const uintptr_t *reqs, size_t n, int64_t *out);
+int64_t nx_wait(uintptr_t lib, uintptr_t agent, uintptr_t req, int64_t spin_nsec);
+void nx_status_many(uintptr_t lib, uintptr_t agent, const uintptr_t *reqs, size_t n, int64_t *out);
 int nx_req_release(const struct nx *l, uintptr_t agent, uintptr_t req, struct nx_err *e);
 struct nx_telemetry {
 	uint64_t start_usec, post_usec, xfer_usec, bytes, descs;

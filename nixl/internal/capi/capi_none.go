@@ -69,13 +69,8 @@ func (*Lib) MakeXfer(uintptr, int, uintptr, []int32, uintptr, []int32, *XferOpti
 func (*Lib) CreateXfer(uintptr, int, Side, Side, string, *XferOptions) (uintptr, int, *Err) {
 	return 0, 0, errNone
 }
-func (*Lib) Post(uintptr, uintptr, int) Result                    { return Backend }
-func (*Lib) PostNotif(uintptr, uintptr, []byte, bool, int) Result { return Backend }
-func (*Lib) Status(uintptr, uintptr) Result                       { return Backend }
-func (*Lib) Wait(uintptr, uintptr, int64) Result                  { return Backend }
-func (*Lib) StatusMany(uintptr, []uintptr, []Result)              {}
-func (*Lib) ReleaseXfer(uintptr, uintptr) *Err                    { return errNone }
-func (*Lib) Telemetry(uintptr, uintptr) (Telemetry, *Err)         { return Telemetry{}, errNone }
+func (*Lib) ReleaseXfer(uintptr, uintptr) *Err            { return errNone }
+func (*Lib) Telemetry(uintptr, uintptr) (Telemetry, *Err) { return Telemetry{}, errNone }
 func (*Lib) Estimate(uintptr, uintptr) (usec, marginUsec int64, err *Err) {
 	return 0, 0, errNone
 }
@@ -88,3 +83,10 @@ func (*Lib) RemoteView(uintptr, uintptr, int, []Desc, []string) (uintptr, *Err) 
 	return 0, errNone
 }
 func (*Lib) ReleaseView(uintptr, uintptr) *Err { return errNone }
+
+func (*Lib) Hot(uintptr) Hot                            { return Hot{} }
+func (Hot) Post(uintptr, int) Result                    { return Backend }
+func (Hot) PostNotif(uintptr, []byte, bool, int) Result { return Backend }
+func (Hot) Status(uintptr) Result                       { return Backend }
+func (Hot) Wait(uintptr, int64) Result                  { return Backend }
+func (Hot) StatusMany([]uintptr, []Result)              {}

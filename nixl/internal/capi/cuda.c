@@ -31,10 +31,10 @@ int nx_cuda_retain(struct nx *l, int ordinal)
 	return status;
 }
 
-int nx_cuda_enter(const struct nx *l, int ordinal)
+int nx_cuda_push(const struct nx *l, int ordinal)
 {
 	void *context = NULL;
-	if (ordinal < 0 || ordinal >= NX_CUDA_DEVICES || l->cuda.get_current == NULL)
+	if (ordinal >= NX_CUDA_DEVICES || l->cuda.get_current == NULL)
 		return 0;
 	if (l->cuda.get_current(&context) == 0 && context != NULL)
 		return 0;
@@ -42,9 +42,8 @@ int nx_cuda_enter(const struct nx *l, int ordinal)
 	return context != NULL && l->cuda.push(context) == 0;
 }
 
-void nx_cuda_leave(const struct nx *l, int entered)
+void nx_cuda_pop(const struct nx *l)
 {
 	void *context = NULL;
-	if (entered)
-		l->cuda.pop(&context);
+	l->cuda.pop(&context);
 }

@@ -38,14 +38,32 @@ int nx_put_params(const struct nx *l, void *params, struct nx_buf *b, uint32_t *
 
 // nx_opt makes optional arguments with a backend in it (0: none).
 int nx_opt(const struct nx *l, uintptr_t backend, void **opt);
+// nx_reserve makes a list grow once instead of again and again.
+void nx_reserve(const struct nx *l, void *list, size_t n);
 int nx_xfer_list(const struct nx *l, int mem, const struct nx_desc *d, size_t n, void **list);
 int nx_reg_list(const struct nx *l, int mem, const struct nx_desc *d, size_t n, const char *metas,
 		const size_t *meta_lens, void **list);
 
+// nx_merge_each is nx_merge that hands each pair to emit instead of keeping it;
+// a status of emit other than 0 ends it.
+int nx_merge_each(const struct nx_desc *a, const struct nx_desc *b, size_t n, const struct nx_range *ra, size_t na,
+		  const struct nx_range *rb, size_t nb, int sort,
+		  int (*emit)(void *to, const struct nx_desc *a, const struct nx_desc *b), void *to, size_t *made);
+
 // nx_cuda_enter makes the primary context of the device current when the
-// thread has none, and returns whether nx_cuda_leave must undo it.
-int nx_cuda_enter(const struct nx *l, int ordinal);
-void nx_cuda_leave(const struct nx *l, int entered);
+// thread has none, and returns whether nx_cuda_leave must undo it. Without a
+// device (-1) neither calls anything.
+int nx_cuda_push(const struct nx *l, int ordinal);
+void nx_cuda_pop(const struct nx *l);
+static inline int nx_cuda_enter(const struct nx *l, int ordinal)
+{
+	return ordinal >= 0 ? nx_cuda_push(l, ordinal) : 0;
+}
+static inline void nx_cuda_leave(const struct nx *l, int entered)
+{
+	if (entered)
+		nx_cuda_pop(l);
+}
 
 #define NX_P(handle) ((void *)(uintptr_t)(handle))
 

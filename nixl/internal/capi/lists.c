@@ -145,34 +145,66 @@ static int follows(const struct nx_desc *d, const struct nx_desc *next)
 	return d->dev == next->dev && d->addr + d->len == next->addr;
 }
 
-size_t nx_merge(const struct nx_desc *a, const struct nx_desc *b, size_t n, const struct nx_range *ra, size_t na,
-		const struct nx_range *rb, size_t nb, int sort, struct nx_desc *out_a, struct nx_desc *out_b)
+int nx_merge_each(const struct nx_desc *a, const struct nx_desc *b, size_t n, const struct nx_range *ra, size_t na,
+		  const struct nx_range *rb, size_t nb, int sort,
+		  int (*emit)(void *to, const struct nx_desc *a, const struct nx_desc *b), void *to, size_t *made)
 {
-	size_t made = 0, at_a = 0, at_b = 0, last_a = 0, last_b = 0;
-	int failed = 0;
+	size_t at_a = 0, at_b = 0, last_a = 0, last_b = 0;
+	int failed = 0, status = NX_SUCCESS;
+	*made = 0;
+	if (n == 0)
+		return status;
 	uint32_t *order = sort ? by_address(a, n, &failed) : NULL;
 	if (failed)
-		return 0;
-	for (size_t k = 0; k < n; k++) {
+		return NX_ERR_NO_MEMORY;
+	struct nx_desc pa = {0}, pb = {0};
+	for (size_t k = 0; k < n && status == NX_SUCCESS; k++) {
 		size_t i = order != NULL ? order[k] : k;
-		if (na > 0)
-			at_a = find(&a[i], ra, na, at_a);
-		if (nb > 0)
-			at_b = find(&b[i], rb, nb, at_b);
-		if (made > 0 && at_a == last_a && at_b == last_b && follows(&out_a[made - 1], &a[i]) &&
-		    follows(&out_b[made - 1], &b[i])) {
-			out_a[made - 1].len += a[i].len;
-			out_b[made - 1].len += b[i].len;
+		const struct nx_desc *da = &a[i], *db = &b[i];
+		if (na > 1)
+			at_a = find(da, ra, na, at_a);
+		if (nb > 1)
+			at_b = find(db, rb, nb, at_b);
+		if (k > 0 && at_a == last_a && at_b == last_b && follows(&pa, da) && follows(&pb, db)) {
+			pa.len += da->len;
+			pb.len += db->len;
 		} else {
-			out_a[made] = a[i];
-			out_b[made] = b[i];
-			made++;
+			if (k > 0) {
+				status = emit(to, &pa, &pb);
+				++*made;
+			}
+			pa = *da;
+			pb = *db;
 		}
 		last_a = at_a;
 		last_b = at_b;
 	}
+	if (status == NX_SUCCESS) {
+		status = emit(to, &pa, &pb);
+		++*made;
+	}
 	free(order);
-	return made;
+	return status;
+}
+
+struct arrays {
+	struct nx_desc *a, *b;
+};
+
+static int into_arrays(void *to, const struct nx_desc *a, const struct nx_desc *b)
+{
+	struct arrays *out = to;
+	*out->a++ = *a;
+	*out->b++ = *b;
+	return NX_SUCCESS;
+}
+
+size_t nx_merge(const struct nx_desc *a, const struct nx_desc *b, size_t n, const struct nx_range *ra, size_t na,
+		const struct nx_range *rb, size_t nb, int sort, struct nx_desc *out_a, struct nx_desc *out_b)
+{
+	struct arrays out = {out_a, out_b};
+	size_t made = 0;
+	return nx_merge_each(a, b, n, ra, na, rb, nb, sort, into_arrays, &out, &made) == NX_SUCCESS ? made : 0;
 }
 
 int nx_sort_index(const int32_t *a, const int32_t *b, size_t n, int32_t *out_a, int32_t *out_b)
@@ -196,17 +228,19 @@ int nx_sort_index(const int32_t *a, const int32_t *b, size_t n, int32_t *out_a, 
 	return 1;
 }
 
+void nx_reserve(const struct nx *l, void *list, size_t n)
+{
+	if (n > 16 && l->xfer_dlist_resize != NULL && l->xfer_dlist_clear != NULL &&
+	    l->xfer_dlist_resize(list, n) == NX_SUCCESS)
+		(void)l->xfer_dlist_clear(list);
+}
+
 int nx_xfer_list(const struct nx *l, int mem, const struct nx_desc *d, size_t n, void **list)
 {
 	int status = l->create_xfer_dlist(mem, list);
 	if (status != NX_SUCCESS)
 		return status;
-	// Grow the library's array once.
-	if (n > 16 && l->xfer_dlist_resize != NULL && l->xfer_dlist_clear != NULL) {
-		status = l->xfer_dlist_resize(*list, n);
-		if (status == NX_SUCCESS)
-			status = l->xfer_dlist_clear(*list);
-	}
+	nx_reserve(l, *list, n);
 	for (size_t i = 0; i < n && status == NX_SUCCESS; i++)
 		status = l->xfer_dlist_add_desc(*list, d[i].addr, d[i].len, d[i].dev);
 	if (status != NX_SUCCESS)

@@ -13,6 +13,8 @@
 static int64_t result(const struct nx *l, uintptr_t agent, uintptr_t req, int status)
 {
 	int native = 0;
+	if (status >= 0)
+		return status;
 	nx_plain(l, &status, &native);
 	if (status == NX_ERR_BACKEND && native == 0 && l->exact_status != NULL) {
 		void **a = NX_P(agent), **r = NX_P(req);
@@ -69,59 +71,75 @@ uintptr_t nx_make(const struct nx *l, uintptr_t agent, int op, uintptr_t local, 
 	return status == NX_SUCCESS ? (uintptr_t)req : 0;
 }
 
+// lists are the two lists of a transfer while they are filled.
+struct lists {
+	const struct nx *l;
+	void *a, *b;
+};
+
+static int into_lists(void *to, const struct nx_desc *a, const struct nx_desc *b)
+{
+	struct lists *x = to;
+	int status = x->l->xfer_dlist_add_desc(x->a, a->addr, a->len, a->dev);
+	return status != NX_SUCCESS ? status : x->l->xfer_dlist_add_desc(x->b, b->addr, b->len, b->dev);
+}
+
+// fill_lists puts the pairs into the library's lists.
+static int fill_lists(struct lists *x, const struct nx_side *local, const struct nx_side *remote, size_t n, int flags,
+		      size_t *made)
+{
+	nx_reserve(x->l, x->a, n);
+	nx_reserve(x->l, x->b, n);
+	if (!(flags & NX_SKIP_MERGE))
+		return nx_merge_each(local->descs, remote->descs, n, local->ranges, local->range_count, remote->ranges,
+				     remote->range_count, flags & NX_SORT, into_lists, x, made);
+	int status = NX_SUCCESS;
+	for (size_t i = 0; i < n && status == NX_SUCCESS; i++)
+		status = into_lists(x, &local->descs[i], &remote->descs[i]);
+	*made = n;
+	return status;
+}
+
 uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, const struct nx_side *local,
 		    const struct nx_side *remote, size_t n, const char *name, const struct nx_xfer_opt *o, size_t *made,
 		    struct nx_err *e)
 {
-	void *req = NULL, *opt = NULL, *a = NULL, *b = NULL;
-	struct nx_desc *merged = NULL;
-	const struct nx_desc *da = local->descs, *db = remote->descs;
-	if (!(o->flags & NX_SKIP_MERGE) && n > 1) {
-		merged = malloc(2 * n * sizeof *merged);
-		size_t left = 0;
-		if (merged != NULL)
-			left = nx_merge(da, db, n, local->ranges, local->range_count, remote->ranges,
-					remote->range_count, o->flags & NX_SORT, merged, merged + n);
-		if (left == 0) {
-			free(merged);
-			nx_fail(l, e, NX_ERR_NO_MEMORY, 0);
-			return 0;
-		}
-		da = merged;
-		db = merged + n;
-		n = left;
-	}
-	*made = n;
-	int status = nx_xfer_list(l, local->mem, da, n, &a);
+	void *req = NULL, *opt = NULL;
+	struct lists x = {.l = l};
+	*made = 0;
+	int status = l->create_xfer_dlist(local->mem, &x.a);
 	if (status == NX_SUCCESS) {
-		status = nx_xfer_list(l, remote->mem, db, n, &b);
+		status = l->create_xfer_dlist(remote->mem, &x.b);
 		if (status == NX_SUCCESS) {
-			status = xfer_opt(l, o, &opt);
+			status = fill_lists(&x, local, remote, n, o->flags, made);
+			if (status == NX_SUCCESS)
+				status = xfer_opt(l, o, &opt);
 			if (status == NX_SUCCESS) {
 				int entered = nx_cuda_enter(l, o->cuda_device);
-				status = l->create_xfer_req(NX_P(agent), op, a, b, name, &req, opt);
+				status = l->create_xfer_req(NX_P(agent), op, x.a, x.b, name, &req, opt);
 				nx_cuda_leave(l, entered);
 				l->destroy_opt_args(opt);
 			}
-			l->destroy_xfer_dlist(b);
+			l->destroy_xfer_dlist(x.b);
 		}
-		l->destroy_xfer_dlist(a);
+		l->destroy_xfer_dlist(x.a);
 	}
-	free(merged);
 	return nx_check(l, e, status) == NX_SUCCESS ? (uintptr_t)req : 0;
 }
 
-int64_t nx_post(const struct nx *l, uintptr_t agent, uintptr_t req, int cuda_device)
+int64_t nx_post(uintptr_t lib, uintptr_t agent, uintptr_t req, int cuda_device)
 {
+	const struct nx *l = NX_P(lib);
 	int entered = nx_cuda_enter(l, cuda_device);
 	int64_t r = result(l, agent, req, l->post_xfer_req(NX_P(agent), NX_P(req), NULL));
 	nx_cuda_leave(l, entered);
 	return r;
 }
 
-int64_t nx_post_notif(const struct nx *l, uintptr_t agent, uintptr_t req, const void *notif, size_t len, int has,
+int64_t nx_post_notif(uintptr_t lib, uintptr_t agent, uintptr_t req, const void *notif, size_t len, int has,
 		      int cuda_device)
 {
+	const struct nx *l = NX_P(lib);
 	struct nx_xfer_opt o = {.notif = notif, .notif_len = len, .flags = has ? NX_HAS_NOTIF : 0};
 	void *opt = NULL;
 	int status = xfer_opt(l, &o, &opt);
@@ -134,8 +152,9 @@ int64_t nx_post_notif(const struct nx *l, uintptr_t agent, uintptr_t req, const 
 	return result(l, agent, req, status);
 }
 
-int64_t nx_status(const struct nx *l, uintptr_t agent, uintptr_t req)
+int64_t nx_status(uintptr_t lib, uintptr_t agent, uintptr_t req)
 {
+	const struct nx *l = NX_P(lib);
 	return result(l, agent, req, l->get_xfer_status(NX_P(agent), NX_P(req)));
 }
 
@@ -155,8 +174,9 @@ static void pause_cpu(void)
 #endif
 }
 
-int64_t nx_wait(const struct nx *l, uintptr_t agent, uintptr_t req, int64_t spin_nsec)
+int64_t nx_wait(uintptr_t lib, uintptr_t agent, uintptr_t req, int64_t spin_nsec)
 {
+	const struct nx *l = NX_P(lib);
 	int64_t end = now_nsec() + spin_nsec;
 	for (;;) {
 		for (int i = 0; i < 8; i++) {
@@ -170,10 +190,10 @@ int64_t nx_wait(const struct nx *l, uintptr_t agent, uintptr_t req, int64_t spin
 	}
 }
 
-void nx_status_many(const struct nx *l, uintptr_t agent, const uintptr_t *reqs, size_t n, int64_t *out)
+void nx_status_many(uintptr_t lib, uintptr_t agent, const uintptr_t *reqs, size_t n, int64_t *out)
 {
 	for (size_t i = 0; i < n; i++)
-		out[i] = nx_status(l, agent, reqs[i]);
+		out[i] = nx_status(lib, agent, reqs[i]);
 }
 
 int nx_req_release(const struct nx *l, uintptr_t agent, uintptr_t req, struct nx_err *e)

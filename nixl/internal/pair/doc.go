@@ -17,8 +17,10 @@
 //
 //	case OP LEN COUNT STRIDE NSEC
 //
-// with `result ITERS CPU_NSEC WALL_NSEC BUILD_NSEC DESCS`, after at least that
-// much time of reposting one request, and `fill`, `check` as the target does,
+// with `result ITERS CPU_NSEC WALL_NSEC BUILD_NSEC DESCS BUILD_ARRAY_NSEC
+// BEST_CPU BEST_WALL`, after at least that much time of reposting one request
+// (the last two are nanoseconds of a thousand transfers in the best chunk of
+// them), and `fill`, `check` as the target does,
 // `raw LEN COUNT STRIDE` with a result of a plain copy.
 package pair
 
@@ -96,18 +98,21 @@ type Result struct {
 	Iters          int
 	CPUNSec        int64
 	WallNSec       int64
-	BuildNSec      int64 // of making the request from two lists, best of several
-	BuildArrayNSec int64 // Python: from numpy arrays instead of tuples; else 0
+	BuildNSec      int64 // from the numbers of blocks to a request, best of several
+	BuildArrayNSec int64 // Python: with numpy arrays instead of tuples; else 0
 	Descs          int   // after joining, 0 when unknown
+	BestCPU        int64 // nanoseconds of 1000 transfers, in the best chunk
+	BestWall       int64
 }
 
-// CPUPerOp is microseconds of the calling thread's CPU per transfer.
-func (r Result) CPUPerOp() float64 { return float64(r.CPUNSec) / float64(max(r.Iters, 1)) / 1e3 }
+// CPUPerOp is microseconds of the calling thread's CPU per transfer, in the
+// best chunk: what else the machine does only adds.
+func (r Result) CPUPerOp() float64 { return float64(r.BestCPU) / 1e6 }
 
-// WallPerOp is microseconds per transfer.
-func (r Result) WallPerOp() float64 { return float64(r.WallNSec) / float64(max(r.Iters, 1)) / 1e3 }
+// WallPerOp is microseconds per transfer in the best chunk.
+func (r Result) WallPerOp() float64 { return float64(r.BestWall) / 1e6 }
 
-// GBps is the throughput in 10^9 bytes a second.
+// GBps is the throughput over the whole time, in 10^9 bytes a second.
 func (r Result) GBps(c Case) float64 {
 	if r.WallNSec == 0 {
 		return 0
@@ -117,24 +122,23 @@ func (r Result) GBps(c Case) float64 {
 
 // Line is the initiator's answer.
 func (r Result) Line() string {
-	return fmt.Sprintf("result %d %d %d %d %d %d", r.Iters, r.CPUNSec, r.WallNSec, r.BuildNSec, r.Descs, r.BuildArrayNSec)
+	return fmt.Sprintf("result %d %d %d %d %d %d %d %d", r.Iters, r.CPUNSec, r.WallNSec, r.BuildNSec, r.Descs, r.BuildArrayNSec, r.BestCPU, r.BestWall)
 }
 
 // ParseResult reads the answer to a case; an `error` line is an error.
 func ParseResult(line string) (Result, error) {
 	w := strings.Fields(line)
-	if len(w) < 6 || w[0] != "result" {
+	if len(w) != 9 || w[0] != "result" {
 		return Result{}, answerError(line)
 	}
 	n, err := numbers(w[1:])
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Iters: n[0], CPUNSec: int64(n[1]), WallNSec: int64(n[2]), BuildNSec: int64(n[3]), Descs: n[4]}
-	if len(n) > 5 {
-		r.BuildArrayNSec = int64(n[5])
-	}
-	return r, nil
+	return Result{
+		Iters: n[0], CPUNSec: int64(n[1]), WallNSec: int64(n[2]), BuildNSec: int64(n[3]), Descs: n[4],
+		BuildArrayNSec: int64(n[5]), BestCPU: int64(n[6]), BestWall: int64(n[7]),
+	}, nil
 }
 
 func answerError(line string) error {

@@ -110,6 +110,8 @@ type initiator struct {
 	target Target
 	remote *nixl.Remote
 	other  *gpuMemory // for raw copies
+
+	localList, remoteList []nixl.Desc // reused from case to case
 }
 
 // ServeInitiator is the initiator's process.
@@ -193,17 +195,16 @@ func startInitiator(lib *nixl.Library, words []string) (*initiator, error) {
 	return &initiator{endpoint: e, target: target, remote: remote}, nil
 }
 
-// lists are the descriptors of a case.
+// lists are the descriptors of a case; the next call reuses their memory.
 func (x *initiator) lists(c Case) (local, remote nixl.Descs) {
-	local, remote = nixl.Descs{Mem: x.mem.Mem}, nixl.Descs{Mem: x.target.Mem}
-	local.List, remote.List = make([]nixl.Desc, c.Count), make([]nixl.Desc, c.Count)
-	base := x.mem.Addr()
-	for i := range c.Count {
-		off := uintptr(i * c.Stride)
-		local.List[i] = nixl.Desc{Addr: base + off, Len: uintptr(c.Len), Dev: x.dev(x.mem.Side)}
-		remote.List[i] = nixl.Desc{Addr: x.target.Addr + off, Len: uintptr(c.Len), Dev: x.dev(x.target.Side)}
+	x.localList, x.remoteList = x.localList[:0], x.remoteList[:0]
+	base, far, length, stride := x.mem.Addr(), x.target.Addr, uintptr(c.Len), uintptr(c.Stride)
+	dev, farDev := x.dev(x.mem.Side), x.dev(x.target.Side)
+	for i := range uintptr(c.Count) {
+		x.localList = append(x.localList, nixl.Desc{Addr: base + i*stride, Len: length, Dev: dev})
+		x.remoteList = append(x.remoteList, nixl.Desc{Addr: far + i*stride, Len: length, Dev: farDev})
 	}
-	return local, remote
+	return nixl.Descs{Mem: x.mem.Mem, List: x.localList}, nixl.Descs{Mem: x.target.Mem, List: x.remoteList}
 }
 
 func (*initiator) dev(s Side) uint64 {
@@ -216,8 +217,8 @@ func (*initiator) dev(s Side) uint64 {
 // run measures one case.
 func (x *initiator) run(c Case) (Result, error) {
 	var r Result
-	local, remote := x.lists(c)
 	make1 := func() (*nixl.Transfer, error) {
+		local, remote := x.lists(c)
 		return x.remote.NewTransfer(c.Op, x.ucx, local, remote, nixl.XferOptions{})
 	}
 	for range 5 {
@@ -250,22 +251,36 @@ func (x *initiator) run(c Case) (Result, error) {
 	return measure(r, c.NSec, once)
 }
 
+// maxRound bounds a chunk; chunks are short, so that some of them run
+// undisturbed on a busy machine.
+const maxRound = 64
+
+func least(best, v int64) int64 {
+	if best == 0 {
+		return v
+	}
+	return min(best, v)
+}
+
 // measure repeats a transfer for at least nsec, in rounds that double so that
 // looking at the clock does not count. The first one warms up.
 func measure(r Result, nsec int64, once func() error) (Result, error) {
 	if err := once(); err != nil {
 		return r, err
 	}
-	for round := 1; r.WallNSec < nsec; round = min(2*round, 1024) {
-		begin, cpu := time.Now(), capi.ThreadCPU()
+	for round := 1; r.WallNSec < nsec; round = min(2*round, maxRound) {
+		begin, before := time.Now(), capi.ThreadCPU()
 		for range round {
 			if err := once(); err != nil {
 				return r, err
 			}
 		}
-		r.CPUNSec += capi.ThreadCPU() - cpu
-		r.WallNSec += time.Since(begin).Nanoseconds()
+		cpu, wall := capi.ThreadCPU()-before, time.Since(begin).Nanoseconds()
+		r.CPUNSec += cpu
+		r.WallNSec += wall
 		r.Iters += round
+		r.BestCPU = least(r.BestCPU, 1000*cpu/int64(round))
+		r.BestWall = least(r.BestWall, 1000*wall/int64(round))
 	}
 	return r, nil
 }
@@ -278,8 +293,9 @@ func (x *initiator) raw(c Case) (Result, error) {
 		n := min(c.Bytes(), half)
 		b := x.mem.host.Bytes()
 		r, err := measure(Result{Descs: 1}, c.NSec, func() error { copy(b[half:half+n], b[:n]); return nil })
-		if n < c.Bytes() {
-			r.WallNSec = int64(float64(r.WallNSec) * float64(c.Bytes()) / float64(n))
+		if n < c.Bytes() { // as if all of it had been copied
+			scale := func(v int64) int64 { return int64(float64(v) * float64(c.Bytes()) / float64(n)) }
+			r.CPUNSec, r.WallNSec, r.BestCPU, r.BestWall = scale(r.CPUNSec), scale(r.WallNSec), scale(r.BestCPU), scale(r.BestWall)
 		}
 		return r, err
 	}

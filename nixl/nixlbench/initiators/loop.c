@@ -227,8 +227,8 @@ static int measure(char *line)
 	if (!build(op, len, count, stride, &req))
 		return 0;
 	long iters = 0;
-	int64_t cpu = 0, wall = 0;
-	for (long round = 0; round == 0 || wall < nsec; round = round == 0 ? 1 : round < 1024 ? 2 * round : 1024) {
+	int64_t cpu = 0, wall = 0, best_cpu = INT64_MAX, best_wall = INT64_MAX;
+	for (long round = 0; round == 0 || wall < nsec; round = round == 0 ? 1 : round < 64 ? 2 * round : 64) {
 		int64_t c = now(CLOCK_THREAD_CPUTIME_ID), w = now(CLOCK_MONOTONIC);
 		for (long i = 0; i < (round == 0 ? 1 : round); i++) {
 			int st = post(agent, req, NULL);
@@ -238,11 +238,16 @@ static int measure(char *line)
 		}
 		if (round == 0)
 			continue; // warm-up
-		cpu += now(CLOCK_THREAD_CPUTIME_ID) - c;
-		wall += now(CLOCK_MONOTONIC) - w;
+		c = now(CLOCK_THREAD_CPUTIME_ID) - c;
+		w = now(CLOCK_MONOTONIC) - w;
+		cpu += c;
+		wall += w;
 		iters += round;
+		best_cpu = 1000 * c / round < best_cpu ? 1000 * c / round : best_cpu;
+		best_wall = 1000 * w / round < best_wall ? 1000 * w / round : best_wall;
 	}
-	printf("result %ld %ld %ld %ld %zu 0\n", iters, (long)cpu, (long)wall, (long)best, count);
+	printf("result %ld %ld %ld %ld %zu 0 %ld %ld\n", iters, (long)cpu, (long)wall, (long)best, count, (long)best_cpu,
+	       (long)best_wall);
 	release(agent, req);
 	destroy(req);
 	return 1;
