@@ -131,6 +131,13 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// Connected says whether there is a connection at this moment.
+func (c *Client) Connected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.up
+}
+
 // flush waits until the queue is empty, if there is a connection.
 func (c *Client) flush(limit time.Duration) {
 	m := &message{sent: make(chan struct{})}

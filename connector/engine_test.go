@@ -28,7 +28,8 @@ type engine struct {
 	sched   *Scheduler
 	workers []*Worker
 	mem     []Memory
-	s       *trace
+	s       *trace   // of the scheduler with its first server
+	more    []*trace // and with the others
 	w       []*trace
 	next    int64 // block to give out
 	running map[*Request]*request
@@ -69,15 +70,18 @@ func newEngine(t *testing.T, o engineOptions) *engine {
 		}
 		requireTrace(t, "worker", tr, "GET_CHUNK_SIZE", "GET_EXPERIMENTAL", register)
 	}
+	e.s.more = make(map[string]*trace)
+	for _, url := range o.urls[1:] {
+		tr := newTrace()
+		e.more, e.s.more[hostPort(url)] = append(e.more, tr), tr
+	}
 	var err error
 	e.sched, err = NewScheduler(ctx, SchedulerOptions{Model: testModel, Config: cfg, Parallel: par, BlockTokens: []int{testBlock}, Client: Options{DialContext: e.s.dial}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.sched.Close()) })
-	want := []string{"GET_CHUNK_SIZE"}
-	for range len(o.urls) - 1 {
-		want = append(want, "GET_CHUNK_SIZE")
+	for _, tr := range append([]*trace{e.s}, e.more...) {
+		requireTrace(t, "scheduler", tr, "GET_CHUNK_SIZE")
 	}
-	requireTrace(t, "scheduler", e.s, want...)
 	return e
 }
 
@@ -208,16 +212,6 @@ func (e *engine) settle() {
 	for _, sv := range e.sched.servers {
 		require.NoError(e.t, sv.client.Noop(e.t.Context()))
 	}
-	e.s.mu.Lock()
-	n := 0
-	for _, l := range e.s.lines {
-		if l != "NOOP" {
-			e.s.lines[n] = l
-			n++
-		}
-	}
-	e.s.lines = e.s.lines[:n]
-	e.s.mu.Unlock()
 }
 
 // row is the address of a token's bytes.

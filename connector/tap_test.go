@@ -19,18 +19,19 @@ import (
 // off the bytes of the connection, not told by the client.
 type trace struct {
 	mu    sync.Mutex
-	lines []string       // guarded by mu
-	byUID map[string]int // guarded by mu: line of a request that waits for its reply
+	lines []string          // guarded by mu
+	byUID map[string]int    // guarded by mu: line of a request that waits for its reply
+	more  map[string]*trace // traces of further servers, by address
 }
 
 func newTrace() *trace { return &trace{byUID: make(map[string]int)} }
 
 // take returns the lines since the last call, without those of a query that
-// was answered None and asked again.
+// was answered None and asked again, and of the test's own noops.
 func (tr *trace) take() []string {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	out := slices.DeleteFunc(slices.Clone(tr.lines), func(s string) bool { return s == "QUERY->None" })
+	out := slices.DeleteFunc(slices.Clone(tr.lines), func(s string) bool { return s == "QUERY->None" || s == "NOOP" })
 	tr.lines, tr.byUID = nil, make(map[string]int)
 	return out
 }
@@ -40,6 +41,9 @@ func (tr *trace) dial(ctx context.Context, network, address string) (net.Conn, e
 	nc, err := new(net.Dialer).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
+	}
+	if other := tr.more[address]; other != nil {
+		tr = other
 	}
 	return &tap{Conn: nc, tr: tr}, nil
 }

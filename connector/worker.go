@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
+	"time"
 
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
@@ -402,6 +403,21 @@ func (w *Worker) Flush(ctx context.Context) error {
 	return nil
 }
 
+// unregister takes leave. A server that cannot be reached finds out by the
+// connection, or by its own reaper.
+func (w *Worker) unregister(ctx context.Context) error {
+	if !w.Healthy() || !w.client.Connected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(w.cfg.Timeout, max(time.Second, w.cfg.HeartbeatInterval)))
+	defer cancel()
+	err := w.mover.unregister(ctx)
+	if errors.Is(err, ErrDisconnected) {
+		return nil
+	}
+	return err
+}
+
 // Close ends what is in flight, unregisters, and closes the connection. Nothing
 // touches the engine's memory after it, unless the server is dead and a copy of
 // its was under way.
@@ -409,9 +425,7 @@ func (w *Worker) Close(ctx context.Context) error {
 	w.beat.close()
 	var err error
 	if w.mover != nil {
-		if w.Healthy() {
-			err = w.mover.unregister(ctx)
-		}
+		err = w.unregister(ctx)
 		for _, f := range w.flights {
 			f.giveUp()
 		}
