@@ -73,6 +73,9 @@ func handleLookup(s *Server, _ context.Context, r *request) reply {
 		s.finishLookup(k.RequestID, job, nil, note, nil)
 		return empty
 	}
+	if s.hashLog != nil {
+		s.hashLog.note(hashRecord{at: r.received, requestID: k.RequestID, lay: lay, tokens: k.TokenCount, chunks: k.prompt.Chunks()[:n]})
+	}
 	what := &lookupSubject{prompt: k.prompt, ranks: ranks}
 	req := l1cache.LookupRequest{Groups: lay.lookupGroups(k.Salt), Ranks: what.ranks, Hashes: k.prompt.Chunks()[:n], Readers: k.NumKVReaders}
 	for _, g := range req.Groups {

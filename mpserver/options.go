@@ -114,6 +114,8 @@ type Options struct {
 	// L1 is the store of chunks in host memory.
 	L1 L1Options
 
+	// LookupHashLog is a log of lookups. Off by default.
+	LookupHashLog HashLogOptions
 	// DisableMetrics leaves the server's own series out of GET /metrics.
 	DisableMetrics bool
 	// Logger: default discards.
@@ -197,6 +199,9 @@ func (o *Options) setDefaults() {
 	def(&o.retireLimit, 10*time.Second)
 	def(&o.PromptCacheBytes, 64<<20)
 	def(&o.Version, "unknown")
+	def(&o.LookupHashLog.RotateAfter, 6*time.Hour)
+	def(&o.LookupHashLog.RotateBytes, 100<<20)
+	def(&o.LookupHashLog.MaxFiles, 100)
 	def(&o.L1.AlignBytes, 4096)
 	def(&o.L1.WriteTTL, 600*time.Second)
 	def(&o.L1.ReadTTL, 300*time.Second)
@@ -286,6 +291,10 @@ func (o Options) Check() error {
 	positive("--session-ttl-seconds", o.SessionTTL)
 	positive("--l1-read-ttl-seconds", o.L1.ReadTTL)
 	positive("--l1-write-ttl-seconds", o.L1.WriteTTL)
+	positive("--lookup-hash-log-rotation-interval", o.LookupHashLog.RotateAfter)
+	if o.LookupHashLog.RotateBytes < 0 || o.LookupHashLog.MaxFiles < 0 {
+		bad("--lookup-hash-log-rotation-max-size and --lookup-hash-log-max-files must be positive")
+	}
 	if o.Workers < 0 || o.LaneDepth < 0 {
 		bad("workers and lane depth must not be negative")
 	}

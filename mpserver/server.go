@@ -53,6 +53,7 @@ type Server struct {
 	warm           prefetches
 	failures       failureLog
 	probes, sweeps periodic
+	hashLog        *hashLog // nil without --lookup-hash-log-dir
 
 	// hurry ends when copies on their way at the stop are to be called off,
 	// abandon when the stop waits for them no longer.
@@ -92,6 +93,11 @@ func New(o Options) (*Server, error) {
 			_ = s.Close()
 		}
 	}()
+	if o.LookupHashLog.Dir != "" {
+		if s.hashLog, err = newHashLog(o.LookupHashLog, o.ChunkSize, o.Logger); err != nil {
+			return nil, err
+		}
+	}
 	// Sockets first: a busy port is the commonest mistake and must be told
 	// before gigabytes are mapped.
 	if s.sock, err = newTransport(o); err != nil {
@@ -150,6 +156,9 @@ func (s *Server) Run(ctx context.Context) error {
 	s.tasks.run("request loop", s.loop)
 	s.tasks.run("housekeeping", s.housekeeping)
 	s.tasks.run("probe", s.probe)
+	if s.hashLog != nil {
+		s.tasks.run("lookup hash log", s.hashLog.run)
+	}
 	s.lanes.start()
 	if s.http != nil {
 		s.tasks.run("http", s.http.serve)
@@ -197,6 +206,9 @@ func (s *Server) shutdown() error {
 		s.sock.stop()
 	}
 	s.tasks.wait()
+	if s.hashLog != nil {
+		s.hashLog.close() // if nothing ran, nobody else does
+	}
 	if s.sock != nil {
 		errs = append(errs, s.sock.close())
 	}

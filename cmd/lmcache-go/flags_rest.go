@@ -69,10 +69,9 @@ func httpFlags() []row {
 // observeFlags is the table of server-surface 2.6.
 func observeFlags() []row {
 	const (
-		otlp   = "traces and metrics are not pushed yet: leave it out and scrape GET /metrics"
-		gc     = "it watches CPython's collector: read go_gc_* on GET /metrics"
-		hashes = "lookups are not logged yet: leave it out"
-		trace  = "trace files are not written yet: leave it out"
+		otlp  = "traces and metrics are not pushed yet: leave it out and scrape GET /metrics"
+		gc    = "it watches CPython's collector: read go_gc_* on GET /metrics"
+		trace = "trace files are not written yet: leave it out"
 	)
 	return []row{
 		{
@@ -99,10 +98,22 @@ func observeFlags() []row {
 			name: "metrics-sample-rate", kind: kindFloat, def: "0.01", help: "share of chunks in the lifetime histograms", check: fraction("it is a share of the chunks"),
 			stance: refused, why: "the lifetime histograms that it samples are not served yet: leave it out",
 		},
-		{name: "lookup-hash-log-dir", help: "folder for a log of lookups", stance: refused, why: hashes},
-		{name: "lookup-hash-log-rotation-interval", kind: kindFloat, def: "21600", help: "age of a log file in seconds", stance: refused, why: hashes},
-		{name: "lookup-hash-log-rotation-max-size", kind: kindInt, def: "104857600", help: "bytes of a log file", stance: refused, why: hashes},
-		{name: "lookup-hash-log-max-files", kind: kindInt, def: "100", help: "log files kept", stance: refused, why: hashes},
+		{
+			name: "lookup-hash-log-dir", help: "folder for a log of lookups, a line of JSON each; empty: no log",
+			apply: func(o *mpserver.Options, v value) { o.LookupHashLog.Dir = v.text },
+		},
+		{
+			name: "lookup-hash-log-rotation-interval", kind: kindFloat, def: "21600", help: "age in seconds at which its file is followed by the next", check: seconds,
+			apply: func(o *mpserver.Options, v value) { o.LookupHashLog.RotateAfter = duration(v) },
+		},
+		{
+			name: "lookup-hash-log-rotation-max-size", kind: kindInt, def: "104857600", help: "bytes at which it is", check: atLeast(1),
+			apply: func(o *mpserver.Options, v value) { o.LookupHashLog.RotateBytes = v.n },
+		},
+		{
+			name: "lookup-hash-log-max-files", kind: kindInt, def: "100", help: "files of the log that are kept", check: between(1, 1<<20),
+			apply: func(o *mpserver.Options, v value) { o.LookupHashLog.MaxFiles = int(v.n) },
+		},
 		{name: "enable-gc-monitor", kind: kindSwitch, help: "timing of CPython's collector", stance: refused, why: gc},
 		{name: "gc-monitor-min-pause-ms", kind: kindFloat, def: "1.0", help: "shortest pause reported", stance: accepted, why: gc},
 		{name: "gc-monitor-top-objects", kind: kindInt, def: "0", help: "objects listed", stance: accepted, why: gc},

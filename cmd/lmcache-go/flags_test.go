@@ -145,7 +145,6 @@ func TestRefusals(t *testing.T) {
 	f("--l2-prefetch-policy retain", "--l2-prefetch-policy retain is not served")
 	f("--enable-tracing --otlp-endpoint http://localhost:4317", "--enable-tracing is not served")
 	f("--trace-level storage", "--trace-level storage is not served")
-	f("--lookup-hash-log-dir /x", "--lookup-hash-log-dir /x is not served")
 	f("--metrics-sample-rate 0.01", "")
 	f("--metrics-sample-rate 0", "--metrics-sample-rate must be above 0")
 	f("--coordinator-url http://c", "--coordinator-url http://c is not served")
@@ -183,6 +182,7 @@ func TestZeroIsNotTheDefault(t *testing.T) {
 		"chunk-size", "l1-size-gb", "l1-align-bytes", "l1-write-ttl-seconds", "l1-read-ttl-seconds", "session-ttl-seconds",
 		"worker-registration-grace-seconds", "eviction-trigger-watermark", "eviction-ratio", "lane-depth", "max-message-size",
 		"prompt-cache-size", "connection-grace-seconds", "pending-lookup-timeout-seconds", "session-grace-seconds", "drain-timeout-seconds",
+		"lookup-hash-log-rotation-interval", "lookup-hash-log-rotation-max-size", "lookup-hash-log-max-files",
 	} {
 		require.ErrorContains(t, read(t, "--"+flag, "0").problems(), "--"+flag+" must be", flag)
 	}
@@ -203,6 +203,7 @@ func TestEveryServedFlagTurnsSomething(t *testing.T) {
 		"http-host": "0.0.0.0", "http-port": "8090", "on-register-failure": "degrade", "workers": "3", "lane-depth": "5",
 		"max-message-size": "64MiB", "prompt-cache-size": "1MiB", "connection-grace-seconds": "2", "pending-lookup-timeout-seconds": "0.5",
 		"session-grace-seconds": "7", "drain-timeout-seconds": "8", "python-hash-seed": "0",
+		"lookup-hash-log-dir": "x", "lookup-hash-log-rotation-interval": "60", "lookup-hash-log-rotation-max-size": "1000", "lookup-hash-log-max-files": "7",
 	}
 	base := read(t).options()
 	rows := serverFlags()
