@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	case "stuck":
 		newServer = func(mpserver.Options) (cacheServer, error) { return stuckServer{}, nil }
 	}
-	os.Exit(run(os.Args[1:], terminal())) //nolint:forbidigo // stands in for main
+	os.Exit(run(os.Args[1:], terminal()))
 }
 
 // stuckServer hears of the stop and goes on.

@@ -109,7 +109,7 @@ func TestAgainstLibzmq(t *testing.T) {
 	require.NoError(t, router.Bind("tcp://127.0.0.1:*"))
 	url, err := router.GetLastEndpoint()
 	require.NoError(t, err)
-	nc, err := net.Dial("tcp", url[len("tcp://"):]) //nolint:noctx // loopback
+	nc, err := net.Dial("tcp", url[len("tcp://"):])
 	require.NoError(t, err)
 	defer nc.Close()
 	d, err := Dealer(nc, limit)
