@@ -15,4 +15,5 @@
 //
 //	LMCACHE_GO_PYTHON="$(conformance/refenv.sh)/bin/python" go test ./conformance -v -run TestOracle
 //	go test ./conformance -run TestSoak -soak 10m -timeout 20m
+//	LMCACHE_GO_SOAK=10m go test ./conformance -race -run TestBothModes -timeout 20m
 package conformance
