@@ -143,7 +143,6 @@ type Agent struct {
 	// mu guards what follows, and the reference counts of registrations,
 	// lists, views and peers. It is never held across a call into C.
 	mu       sync.Mutex
-	closed   bool
 	backends map[string]*Backend
 	regs     map[*Registration]struct{}
 	regions  map[regionKey]*regionSet

@@ -73,6 +73,7 @@ func MapBuffer(size int, o MapOptions) (*HostBuffer, error) {
 		page, flags = 2<<20, flags|unix.MAP_HUGETLB|unix.MAP_HUGE_2MB
 	case PagesHuge1G:
 		page, flags = 1<<30, flags|unix.MAP_HUGETLB|unix.MAP_HUGE_1GB
+	default: // the system's pages
 	}
 	align := max(o.Align, page)
 	if size <= 0 || align&(align-1) != 0 || size > 1<<60 {
@@ -128,7 +129,7 @@ func prepare(data []byte, o MapOptions) error {
 				return &Error{Op: "map buffer", Cause: os.NewSyscallError("madvise", err), Detail: "populating a shared file", Remedy: "is there room behind the file (df /dev/shm)?"}
 			}
 			for i := 0; i < len(data); i += os.Getpagesize() {
-				data[i] = data[i] + 0
+				data[i] += 0 // a write that changes nothing: the page becomes present
 			}
 		}
 	}

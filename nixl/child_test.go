@@ -154,8 +154,8 @@ func (p *peer) desc(off, n int) nixl.Desc {
 
 // runChild is the other process.
 func runChild(role string) int {
-	if testLibErr != nil {
-		fmt.Fprintln(os.Stderr, testLibErr)
+	if errTestLib != nil {
+		fmt.Fprintln(os.Stderr, errTestLib)
 		return 1
 	}
 	switch role {

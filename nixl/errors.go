@@ -216,7 +216,7 @@ func (e *Error) Is(target error) bool {
 func (e *Error) Unwrap() error { return e.Cause }
 
 // from fills in what the library answered.
-func (e *Error) from(c *capi.Err) *Error {
+func (e *Error) from(c *capi.CallError) *Error {
 	e.Status, e.Native = Status(c.Status), Native(c.Native)
 	if c.Text != "" {
 		e.addDetail("the library says: " + c.Text)

@@ -17,7 +17,7 @@ func TestErrorIs(t *testing.T) {
 		for _, s := range sentinels {
 			is := false
 			for _, w := range want {
-				is = is || w == s
+				is = is || errors.Is(w, s)
 			}
 			if errors.Is(wrapped, s) != is {
 				t.Errorf("%v: Is(%v) = %v", e, s, !is)

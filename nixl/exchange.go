@@ -200,9 +200,9 @@ func (a *Agent) lockMetadata(ctx context.Context, fail func(error, string) *Erro
 	}
 }
 
-func (a *Agent) loadBlob(blob []byte) *capi.Err {
+func (a *Agent) loadBlob(blob []byte) *capi.CallError {
 	if a.enter("load metadata") != nil {
-		return &capi.Err{Status: capi.InvalidState, Text: "the agent was closed"}
+		return &capi.CallError{Status: capi.InvalidState, Text: "the agent was closed"}
 	}
 	defer a.leave()
 	_, err := a.lib.c.LoadMD(a.h, blob)
@@ -316,7 +316,7 @@ func route(to netip.AddrPort) (string, uint16) {
 // TCPStore: NIXL_TCPSTORE_ENDPOINT) where the library has one. The library
 // does it later, in a thread of its own, and does not say how it went.
 func (a *Agent) SendMetadata(to netip.AddrPort) error {
-	return a.exchange("send metadata", to, func(ip string, port uint16) *capi.Err { return a.lib.c.SendMD(a.h, ip, port) })
+	return a.exchange("send metadata", to, func(ip string, port uint16) *capi.CallError { return a.lib.c.SendMD(a.h, ip, port) })
 }
 
 // SendPartialMetadata sends part of the metadata to the listener of a peer; a
@@ -331,7 +331,7 @@ func (a *Agent) SendPartialMetadata(to netip.AddrPort, regs ...*Registration) er
 		e.Cause, e.Detail = ErrNotSupported, "to a metadata server"
 		return e
 	}
-	return a.exchange("send partial metadata", to, func(ip string, port uint16) *capi.Err {
+	return a.exchange("send partial metadata", to, func(ip string, port uint16) *capi.CallError {
 		return a.lib.c.SendPartialMD(a.h, backend, int(mem), toC(descs), metas, ip, port)
 	})
 }
@@ -339,10 +339,10 @@ func (a *Agent) SendPartialMetadata(to netip.AddrPort, regs ...*Registration) er
 // WithdrawMetadata makes the peer whose listener is at an address, or with the
 // zero address the metadata server, forget this agent.
 func (a *Agent) WithdrawMetadata(to netip.AddrPort) error {
-	return a.exchange("withdraw metadata", to, func(ip string, port uint16) *capi.Err { return a.lib.c.WithdrawMD(a.h, ip, port) })
+	return a.exchange("withdraw metadata", to, func(ip string, port uint16) *capi.CallError { return a.lib.c.WithdrawMD(a.h, ip, port) })
 }
 
-func (a *Agent) exchange(op string, to netip.AddrPort, call func(ip string, port uint16) *capi.Err) error {
+func (a *Agent) exchange(op string, to netip.AddrPort, call func(ip string, port uint16) *capi.CallError) error {
 	if err := a.enter(op); err != nil {
 		return err
 	}
@@ -354,7 +354,7 @@ func (a *Agent) exchange(op string, to netip.AddrPort, call func(ip string, port
 	return nil
 }
 
-func (a *Agent) exchangeFailed(op string, to netip.AddrPort, err *capi.Err) error {
+func (a *Agent) exchangeFailed(op string, to netip.AddrPort, err *capi.CallError) error {
 	e := a.fail(op).from(err)
 	if !to.IsValid() {
 		e.addDetail("no metadata server")
@@ -376,7 +376,7 @@ func (a *Agent) FetchRemote(ctx context.Context, name string, from netip.AddrPor
 		e.Cause, e.Detail = ErrInvalidParam, "the name of the peer"
 		return nil, e
 	}
-	ask := func(ip string, port uint16) *capi.Err { return a.lib.c.FetchMD(a.h, name, ip, port) }
+	ask := func(ip string, port uint16) *capi.CallError { return a.lib.c.FetchMD(a.h, name, ip, port) }
 	if err := a.exchange("fetch metadata", from, ask); err != nil {
 		return nil, err
 	}
@@ -400,7 +400,7 @@ func (a *Agent) FetchRemote(ctx context.Context, name string, from netip.AddrPor
 
 // freePort returns port if nobody listens on it, or a free one for 0.
 func freePort(port uint16) (uint16, error) {
-	l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)) //nolint:noctx,gosec // it is closed at once; NIXL's listener binds all addresses
+	l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)) //nolint:noctx // it is closed at once; NIXL's listener binds all addresses
 	if err != nil {
 		return 0, err
 	}

@@ -133,8 +133,8 @@ func place(path string, origin Origin, note string, majors []string) []Candidate
 	if info, err := os.Stat(path); err != nil || !info.IsDir() {
 		return []Candidate{{Path: path, Origin: origin, Exists: err == nil, Note: note}}
 	}
-	dirs := []string{path, filepath.Join(path, "lib"), filepath.Join(path, "lib", multiarch()), filepath.Join(path, "lib64")}
-	dirs = append(dirs, wheelFolders(path, majors)...)
+	dirs := append([]string{path}, wheelFolders(path, majors)...)
+	dirs = append(dirs, filepath.Join(path, "lib"), filepath.Join(path, "lib", multiarch()), filepath.Join(path, "lib64"))
 	for _, site := range siteFolders(path) {
 		dirs = append(dirs, wheelFolders(site, majors)...)
 	}

@@ -118,7 +118,7 @@ func load(candidates []Candidate, defaults bool) (*Library, error) {
 		switch {
 		case errors.As(err, &missing):
 			failed.kind = ErrSymbolMissing
-		case errors.Is(err, ErrIncompatible) && failed.kind == ErrLibraryNotFound:
+		case errors.Is(err, ErrIncompatible) && errors.Is(failed.kind, ErrLibraryNotFound):
 			failed.kind = ErrIncompatible
 		}
 	}

@@ -20,16 +20,16 @@ const envPython = "LMCACHE_GO_PYTHON"
 
 var (
 	testLib    *nixl.Library
-	testLibErr error
+	errTestLib error
 )
 
 func TestMain(m *testing.M) {
-	testLib, testLibErr = nixl.Load(nixl.LoadOptions{Python: os.Getenv(envPython)})
+	testLib, errTestLib = nixl.Load(nixl.LoadOptions{Python: os.Getenv(envPython)})
 	if role := os.Getenv(envChild); role != "" {
 		os.Exit(runChild(role))
 	}
-	if testLibErr != nil {
-		fmt.Fprintf(os.Stderr, "nixl: tests that need the library are SKIPPED: %v\n", testLibErr)
+	if errTestLib != nil {
+		fmt.Fprintf(os.Stderr, "nixl: tests that need the library are SKIPPED: %v\n", errTestLib)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 // needLib skips a test that needs the real library, and says why.
 func needLib(t testing.TB) *nixl.Library {
 	t.Helper()
-	if testLibErr != nil {
-		t.Skipf("no NIXL library, set %s or %s: %v", envPython, nixl.EnvLibDir, testLibErr)
+	if errTestLib != nil {
+		t.Skipf("no NIXL library, set %s or %s: %v", envPython, nixl.EnvLibDir, errTestLib)
 	}
 	return testLib
 }

@@ -192,9 +192,9 @@ func (t *Transfer) Wait(ctx context.Context) error {
 		select {
 		case <-t.wake:
 		case <-ctx.Done():
-			err = t.fail("wait")
-			err.(*Error).Cause = ctx.Err()
-			err.(*Error).Detail = "the transfer goes on; cancel or close it"
+			e := t.fail("wait")
+			e.Cause, e.Detail = ctx.Err(), "the transfer goes on; cancel or close it"
+			err = e
 		}
 		t.mu.Lock()
 		t.waiters--

@@ -60,7 +60,7 @@ func TestRegisterRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Munmap(m)
+	defer func() { _ = syscall.Munmap(m) }()
 	reg, err := n.ucx.Register(nixl.HostMemory(m[:100]), nixl.HostMemory(m[100:200]))
 	if err != nil {
 		t.Fatal(err)

@@ -65,7 +65,7 @@ func (b *Backend) newView(d Descs, peers []*Remote) (*View, error) {
 
 func (v *View) make(d Descs, peers []*Remote, fail func(error, string) *Error) (err error) {
 	a, b := v.agent, v.backend
-	var cerr *capi.Err
+	var cerr *capi.CallError
 	if peers == nil {
 		if v.uses, err = a.claim(b, nil, d, fail); err != nil {
 			return err

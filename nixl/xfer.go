@@ -324,6 +324,7 @@ func (t *Transfer) failed(op string, r capi.Result) *Error {
 		if e.Status == StatusBackend {
 			e.Remedy = "NIXL_LOG_LEVEL=DEBUG shows the reason on stderr"
 		}
+	default: // the status says enough
 	}
 	return e
 }

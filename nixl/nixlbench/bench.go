@@ -42,7 +42,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if done, code := pair.Role(args, os.Stdin, stdout, stderr); done {
 		return code
 	}
-	o, done, code := parse(args, stderr)
+	o, done, code := parse(args, stdout, stderr)
 	if done {
 		return code
 	}

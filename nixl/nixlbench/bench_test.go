@@ -131,8 +131,8 @@ func TestCommandLine(t *testing.T) {
 			t.Errorf("%v: exit %d, want %d", args, code, want)
 		}
 		for _, p := range parts {
-			if !strings.Contains(errw.String(), p) {
-				t.Errorf("%v: %q is not in:\n%s", args, p, &errw)
+			if said := out.String() + errw.String(); !strings.Contains(said, p) {
+				t.Errorf("%v: %q is not in:\n%s", args, p, said)
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -55,10 +56,13 @@ type options struct {
 }
 
 // parse reads the command line; code is the exit status when done.
-func parse(args []string, stderr io.Writer) (o *options, done bool, code int) {
+func parse(args []string, stdout, stderr io.Writer) (o *options, done bool, code int) {
 	o = &options{}
 	f := flag.NewFlagSet("nixl bench", flag.ContinueOnError)
 	f.SetOutput(stderr)
+	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "-help" || a == "--help" }) {
+		f.SetOutput(stdout) // what was asked for is no error
+	}
 	f.Usage = func() {
 		fmt.Fprint(f.Output(), usageText)
 		f.PrintDefaults()

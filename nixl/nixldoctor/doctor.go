@@ -73,6 +73,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	flags := flag.NewFlagSet("doctor nixl", flag.ContinueOnError)
 	flags.SetOutput(stderr)
+	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "-help" || a == "--help" }) {
+		flags.SetOutput(stdout) // what was asked for is no error
+	}
 	flags.Usage = func() {
 		fmt.Fprint(flags.Output(), usageText)
 		flags.PrintDefaults()
@@ -185,22 +188,22 @@ func (r *Report) judge() {
 
 // probe transfers between two processes for each pair of memories there is.
 func (r *Report) probe(ctx context.Context) {
-	dram := func(size int) pair.Side { return pair.Side{Mem: nixl.DRAM, Size: size} }
-	vram := func(dev, size int) pair.Side { return pair.Side{Mem: nixl.VRAM, Dev: dev, Size: size} }
 	const size = 64 << 20
+	dram := pair.Side{Mem: nixl.DRAM, Size: size}
+	vram := func(dev int) pair.Side { return pair.Side{Mem: nixl.VRAM, Dev: dev, Size: size} }
 	type sides struct {
 		name          string
 		local, remote pair.Side
 	}
-	list := []sides{{"host ↔ host", dram(size), dram(size)}}
+	list := []sides{{"host ↔ host", dram, dram}}
 	if r.Library.GPUs > 0 {
 		list = append(list,
-			sides{"GPU 0 ↔ GPU 0", vram(0, size), vram(0, size)},
-			sides{"GPU 0 ↔ host", vram(0, size), dram(size)},
-			sides{"host ↔ GPU 0", dram(size), vram(0, size)})
+			sides{"GPU 0 ↔ GPU 0", vram(0), vram(0)},
+			sides{"GPU 0 ↔ host", vram(0), dram},
+			sides{"host ↔ GPU 0", dram, vram(0)})
 	}
 	if r.Library.GPUs > 1 {
-		list = append(list, sides{"GPU 0 ↔ GPU 1", vram(0, size), vram(1, size)})
+		list = append(list, sides{"GPU 0 ↔ GPU 1", vram(0), vram(1)})
 	}
 	for i, s := range list {
 		p := r.probePair(ctx, s.name, s.local, s.remote)

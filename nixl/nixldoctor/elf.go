@@ -80,7 +80,7 @@ func needsOf(path string) (needs, dirs []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	if needs, err = f.ImportedLibraries(); err != nil {
 		return nil, nil, err
 	}

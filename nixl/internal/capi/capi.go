@@ -151,11 +151,11 @@ func (l *Lib) bindCUDA() error {
 	return nil
 }
 
-func (l *Lib) err(e *C.struct_nx_err) *Err {
-	return &Err{Status: int32(e.status), Native: int32(e.native), Text: strings.TrimSpace(C.GoString(&e.text[0]))}
+func (l *Lib) err(e *C.struct_nx_err) *CallError {
+	return &CallError{Status: int32(e.status), Native: int32(e.native), Text: strings.TrimSpace(C.GoString(&e.text[0]))}
 }
 
-func (l *Lib) done(status C.int, e *C.struct_nx_err) *Err {
+func (l *Lib) done(status C.int, e *C.struct_nx_err) *CallError {
 	if status == Success || status == InProgress {
 		return nil
 	}
@@ -178,7 +178,7 @@ func cstr(s string) *C.char {
 }
 
 // CreateAgent makes an agent.
-func (l *Lib) CreateAgent(name string, c AgentConfig) (uintptr, *Err) {
+func (l *Lib) CreateAgent(name string, c AgentConfig) (uintptr, *CallError) {
 	b := func(v bool) C.int32_t {
 		if v {
 			return 1
@@ -198,13 +198,13 @@ func (l *Lib) CreateAgent(name string, c AgentConfig) (uintptr, *Err) {
 }
 
 // DestroyAgent ends an agent; it joins the agent's threads.
-func (l *Lib) DestroyAgent(agent uintptr) *Err {
+func (l *Lib) DestroyAgent(agent uintptr) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_agent_destroy(l.c, C.uintptr_t(agent), &e), &e)
 }
 
 // Connect connects to a remote now.
-func (l *Lib) Connect(agent uintptr, remote string, backend uintptr) *Err {
+func (l *Lib) Connect(agent uintptr, remote string, backend uintptr) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_connect(l.c, C.uintptr_t(agent), cstr(remote), C.uintptr_t(backend), &e), &e)
 }
@@ -223,7 +223,7 @@ func splitParams(data []byte) map[string]string {
 }
 
 // Plugins lists the plugins of the library.
-func (l *Lib) Plugins(agent uintptr) ([]string, *Err) {
+func (l *Lib) Plugins(agent uintptr) ([]string, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	if err := l.done(C.nx_plugins(l.c, C.uintptr_t(agent), &b, &e), &e); err != nil {
@@ -234,7 +234,7 @@ func (l *Lib) Plugins(agent uintptr) ([]string, *Err) {
 
 // PluginInfo loads a plugin and tells its memory types (a bit set) and
 // parameters with their defaults.
-func (l *Lib) PluginInfo(agent uintptr, plugin string) (uint32, map[string]string, *Err) {
+func (l *Lib) PluginInfo(agent uintptr, plugin string) (uint32, map[string]string, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	var mems C.uint32_t
@@ -245,7 +245,7 @@ func (l *Lib) PluginInfo(agent uintptr, plugin string) (uint32, map[string]strin
 }
 
 // CreateBackend makes the backend of a plugin.
-func (l *Lib) CreateBackend(agent uintptr, plugin string, params map[string]string, cudaDevice int) (uintptr, *Err) {
+func (l *Lib) CreateBackend(agent uintptr, plugin string, params map[string]string, cudaDevice int) (uintptr, *CallError) {
 	var flat []byte
 	for k, v := range params {
 		flat = append(append(append(append(flat, k...), 0), v...), 0)
@@ -261,7 +261,7 @@ func (l *Lib) CreateBackend(agent uintptr, plugin string, params map[string]stri
 }
 
 // BackendInfo tells memory types and parameters of a backend.
-func (l *Lib) BackendInfo(agent, backend uintptr) (uint32, map[string]string, *Err) {
+func (l *Lib) BackendInfo(agent, backend uintptr) (uint32, map[string]string, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	var mems C.uint32_t
@@ -307,14 +307,14 @@ func rangePtr(ranges []Range) *C.struct_nx_range {
 }
 
 // Register hands memory to one backend.
-func (l *Lib) Register(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) *Err {
+func (l *Lib) Register(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) *CallError {
 	var e C.struct_nx_err
 	r := flatten(descs, metas)
 	return l.done(C.nx_register(l.c, C.uintptr_t(agent), C.uintptr_t(backend), C.int(mem), r.d, r.n, r.metas, r.lens, &e), &e)
 }
 
 // Deregister takes memory back; the arguments must equal those of Register.
-func (l *Lib) Deregister(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) *Err {
+func (l *Lib) Deregister(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) *CallError {
 	var e C.struct_nx_err
 	r := flatten(descs, metas)
 	return l.done(C.nx_deregister(l.c, C.uintptr_t(agent), C.uintptr_t(backend), C.int(mem), r.d, r.n, r.metas, r.lens, &e), &e)
@@ -322,7 +322,7 @@ func (l *Lib) Deregister(agent, backend uintptr, mem int, descs []Desc, metas []
 
 // Query asks a backend about files, objects or memory. A nil map means: not
 // there.
-func (l *Lib) Query(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) ([]map[string]string, *Err) {
+func (l *Lib) Query(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) ([]map[string]string, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	r := flatten(descs, metas)
@@ -333,7 +333,7 @@ func (l *Lib) Query(agent, backend uintptr, mem int, descs []Desc, metas [][]byt
 }
 
 // LocalMD returns the agent's metadata.
-func (l *Lib) LocalMD(agent uintptr) ([]byte, *Err) {
+func (l *Lib) LocalMD(agent uintptr) ([]byte, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	if err := l.done(C.nx_local_md(l.c, C.uintptr_t(agent), &b, &e), &e); err != nil {
@@ -343,7 +343,7 @@ func (l *Lib) LocalMD(agent uintptr) ([]byte, *Err) {
 }
 
 // PartialMD returns metadata of some regions, or of the connections only.
-func (l *Lib) PartialMD(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) ([]byte, *Err) {
+func (l *Lib) PartialMD(agent, backend uintptr, mem int, descs []Desc, metas [][]byte) ([]byte, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	r := flatten(descs, metas)
@@ -354,7 +354,7 @@ func (l *Lib) PartialMD(agent, backend uintptr, mem int, descs []Desc, metas [][
 }
 
 // LoadMD loads a peer's metadata and returns the peer's name.
-func (l *Lib) LoadMD(agent uintptr, blob []byte) (string, *Err) {
+func (l *Lib) LoadMD(agent uintptr, blob []byte) (string, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	status := C.nx_load_md(l.c, C.uintptr_t(agent), unsafe.Pointer(unsafe.SliceData(blob)), C.size_t(len(blob)), &b, &e)
@@ -365,7 +365,7 @@ func (l *Lib) LoadMD(agent uintptr, blob []byte) (string, *Err) {
 }
 
 // Invalidate forgets a peer.
-func (l *Lib) Invalidate(agent uintptr, remote string) *Err {
+func (l *Lib) Invalidate(agent uintptr, remote string) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_invalidate(l.c, C.uintptr_t(agent), cstr(remote), &e), &e)
 }
@@ -386,13 +386,13 @@ func route(ip string) *C.char {
 
 // SendMD sends the agent's metadata to a peer's listener, or with ip "" to the
 // metadata server.
-func (l *Lib) SendMD(agent uintptr, ip string, port uint16) *Err {
+func (l *Lib) SendMD(agent uintptr, ip string, port uint16) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_send_md(l.c, C.uintptr_t(agent), route(ip), C.uint16_t(port), &e), &e)
 }
 
 // SendPartialMD sends part of the metadata.
-func (l *Lib) SendPartialMD(agent, backend uintptr, mem int, descs []Desc, metas [][]byte, ip string, port uint16) *Err {
+func (l *Lib) SendPartialMD(agent, backend uintptr, mem int, descs []Desc, metas [][]byte, ip string, port uint16) *CallError {
 	var e C.struct_nx_err
 	r := flatten(descs, metas)
 	return l.done(C.nx_send_partial_md(l.c, C.uintptr_t(agent), C.uintptr_t(backend), C.int(mem), r.d, r.n, r.metas, r.lens,
@@ -401,13 +401,13 @@ func (l *Lib) SendPartialMD(agent, backend uintptr, mem int, descs []Desc, metas
 
 // FetchMD asks a listener, or the metadata server, for a peer's metadata. It
 // arrives later.
-func (l *Lib) FetchMD(agent uintptr, remote, ip string, port uint16) *Err {
+func (l *Lib) FetchMD(agent uintptr, remote, ip string, port uint16) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_fetch_md(l.c, C.uintptr_t(agent), cstr(remote), route(ip), C.uint16_t(port), &e), &e)
 }
 
 // WithdrawMD tells a peer, or the metadata server, to forget this agent.
-func (l *Lib) WithdrawMD(agent uintptr, ip string, port uint16) *Err {
+func (l *Lib) WithdrawMD(agent uintptr, ip string, port uint16) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_withdraw_md(l.c, C.uintptr_t(agent), route(ip), C.uint16_t(port), &e), &e)
 }
@@ -469,7 +469,7 @@ func SortIndex(a, b []int32) (outA, outB []int32) {
 }
 
 // Prep prepares a list: remote "" is the local side.
-func (l *Lib) Prep(agent uintptr, remote string, backend uintptr, mem int, descs []Desc) (uintptr, *Err) {
+func (l *Lib) Prep(agent uintptr, remote string, backend uintptr, mem int, descs []Desc) (uintptr, *CallError) {
 	var e C.struct_nx_err
 	handle := C.nx_prep(l.c, C.uintptr_t(agent), cstr(remote), C.uintptr_t(backend), C.int(mem), descPtr(descs), C.size_t(len(descs)), &e)
 	if handle == 0 {
@@ -508,7 +508,7 @@ func (o *XferOptions) fill(c *C.struct_nx_xfer_opt, pin *runtime.Pinner) {
 
 // MakeXfer makes a transfer from two prepared lists and index lists of equal,
 // non-zero length.
-func (l *Lib) MakeXfer(agent uintptr, op int, local uintptr, li []int32, remote uintptr, ri []int32, o *XferOptions) (uintptr, *Err) {
+func (l *Lib) MakeXfer(agent uintptr, op int, local uintptr, li []int32, remote uintptr, ri []int32, o *XferOptions) (uintptr, *CallError) {
 	var e C.struct_nx_err
 	var c C.struct_nx_xfer_opt
 	var pin runtime.Pinner
@@ -524,7 +524,7 @@ func (l *Lib) MakeXfer(agent uintptr, op int, local uintptr, li []int32, remote 
 
 // CreateXfer makes a transfer from two lists of equal, non-zero length and
 // tells how many pairs it has after joining neighbours.
-func (l *Lib) CreateXfer(agent uintptr, op int, local, remote Side, name string, o *XferOptions) (uintptr, int, *Err) {
+func (l *Lib) CreateXfer(agent uintptr, op int, local, remote Side, name string, o *XferOptions) (uintptr, int, *CallError) {
 	var e C.struct_nx_err
 	var c C.struct_nx_xfer_opt
 	var made C.size_t
@@ -587,13 +587,13 @@ func (h Hot) StatusMany(reqs []uintptr, out []Result) {
 }
 
 // ReleaseXfer frees a transfer that is not running.
-func (l *Lib) ReleaseXfer(agent, req uintptr) *Err {
+func (l *Lib) ReleaseXfer(agent, req uintptr) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_req_release(l.c, C.uintptr_t(agent), C.uintptr_t(req), &e), &e)
 }
 
 // Telemetry of a finished transfer.
-func (l *Lib) Telemetry(agent, req uintptr) (Telemetry, *Err) {
+func (l *Lib) Telemetry(agent, req uintptr) (Telemetry, *CallError) {
 	var e C.struct_nx_err
 	var t C.struct_nx_telemetry
 	if err := l.done(C.nx_telemetry_get(l.c, C.uintptr_t(agent), C.uintptr_t(req), &t, &e), &e); err != nil {
@@ -603,7 +603,7 @@ func (l *Lib) Telemetry(agent, req uintptr) (Telemetry, *Err) {
 }
 
 // Estimate asks the backend what a transfer would take, in microseconds.
-func (l *Lib) Estimate(agent, req uintptr) (usec, marginUsec int64, err *Err) {
+func (l *Lib) Estimate(agent, req uintptr) (usec, marginUsec int64, err *CallError) {
 	var e C.struct_nx_err
 	var u, m C.int64_t
 	err = l.done(C.nx_estimate(l.c, C.uintptr_t(agent), C.uintptr_t(req), &u, &m, &e), &e)
@@ -612,7 +612,7 @@ func (l *Lib) Estimate(agent, req uintptr) (usec, marginUsec int64, err *Err) {
 
 // Drain takes all notifications that have arrived, in the form that
 // SplitNotifs reads.
-func (l *Lib) Drain(agent uintptr) ([]byte, int, *Err) {
+func (l *Lib) Drain(agent uintptr) ([]byte, int, *CallError) {
 	var e C.struct_nx_err
 	var b C.struct_nx_bytes
 	var count C.size_t
@@ -623,13 +623,13 @@ func (l *Lib) Drain(agent uintptr) ([]byte, int, *Err) {
 }
 
 // Notify sends a message to a peer.
-func (l *Lib) Notify(agent uintptr, remote string, msg []byte, backend uintptr) *Err {
+func (l *Lib) Notify(agent uintptr, remote string, msg []byte, backend uintptr) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_notify(l.c, C.uintptr_t(agent), cstr(remote), unsafe.Pointer(unsafe.SliceData(msg)), C.size_t(len(msg)), C.uintptr_t(backend), &e), &e)
 }
 
 // LocalView prepares a view of local memory for transfers that a GPU starts.
-func (l *Lib) LocalView(agent, backend uintptr, mem int, descs []Desc) (uintptr, *Err) {
+func (l *Lib) LocalView(agent, backend uintptr, mem int, descs []Desc) (uintptr, *CallError) {
 	var e C.struct_nx_err
 	view := C.nx_view_local(l.c, C.uintptr_t(agent), C.uintptr_t(backend), C.int(mem), descPtr(descs), C.size_t(len(descs)), &e)
 	if view == 0 {
@@ -640,7 +640,7 @@ func (l *Lib) LocalView(agent, backend uintptr, mem int, descs []Desc) (uintptr,
 
 // RemoteView prepares a view of peers' memory; names holds the peer of each
 // descriptor.
-func (l *Lib) RemoteView(agent, backend uintptr, mem int, descs []Desc, names []string) (uintptr, *Err) {
+func (l *Lib) RemoteView(agent, backend uintptr, mem int, descs []Desc, names []string) (uintptr, *CallError) {
 	var e C.struct_nx_err
 	var flat []byte
 	offsets := make([]C.uint32_t, len(descs)+1)
@@ -658,7 +658,7 @@ func (l *Lib) RemoteView(agent, backend uintptr, mem int, descs []Desc, names []
 }
 
 // ReleaseView frees a view.
-func (l *Lib) ReleaseView(agent, view uintptr) *Err {
+func (l *Lib) ReleaseView(agent, view uintptr) *CallError {
 	var e C.struct_nx_err
 	return l.done(C.nx_view_release(l.c, C.uintptr_t(agent), C.uintptr_t(view), &e), &e)
 }

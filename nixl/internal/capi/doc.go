@@ -23,15 +23,15 @@ const (
 	NoMemory     = -100 // ours: the C heap is exhausted
 )
 
-// Err is what a failed call answered.
-type Err struct {
+// CallError is what a failed call answered.
+type CallError struct {
 	Status int32  // C API 1.5.1 numbering
 	Native int32  // of the C++ library; 0 when unknown
 	Text   string // of the library, "" when it gives none
 }
 
 // Error is for logs; package nixl turns an Err into its own error.
-func (e *Err) Error() string {
+func (e *CallError) Error() string {
 	return fmt.Sprintf("status %d (native %d) %s", e.Status, e.Native, e.Text)
 }
 

@@ -39,7 +39,7 @@ func TestIsGoMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Munmap(m)
+	defer func() { _ = syscall.Munmap(m) }()
 	f("mapping", unsafe.Pointer(&m[100]), false)
 	f("nil", nil, false)
 }

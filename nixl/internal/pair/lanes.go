@@ -46,7 +46,8 @@ func (l Lane) Transport() string {
 	return last.Config
 }
 
-// Write, Read tell what the lane is for; a lane may be neither (messages).
+// Write says whether the lane is for writes; a lane may be for neither writes
+// nor reads (messages).
 func (l Lane) Write() bool { return strings.Contains(l.What, "ucp_put") }
 
 // Read reports whether the lane serves READ.

@@ -94,7 +94,7 @@ func TestMemoryPattern(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.host.Close() //nolint:errcheck // it is not registered
+	defer m.host.Close()
 	if err := m.Fill(1); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestMemoryPattern(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.host.Close() //nolint:errcheck // it is not registered
+	defer other.host.Close()
 	if err := other.Fill(2); err != nil {
 		t.Fatal(err)
 	}
