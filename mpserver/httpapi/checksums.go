@@ -43,13 +43,6 @@ func Failf(status int, format string, args ...any) error {
 	return &StatusError{status, fmt.Sprintf(format, args...)}
 }
 
-// Checksums hashes engine memory. Digests come layer by layer, of every chunk;
-// one row for all layers unless Layerwise was asked for.
-type Checksums interface {
-	// Checksums returns hexadecimal MD5s, or a [*StatusError].
-	Checksums(ctx context.Context, r *ChecksumRequest) ([][]string, error)
-}
-
 // Checksummer is a [Server] that can hash the blocks of workers that it copies
 // for. One that cannot is answered for with 501.
 type Checksummer interface {
@@ -77,28 +70,16 @@ func (a *api) checksums(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if fields == nil {
-		writeInvalid(w, invalid{Type: "missing", Loc: []any{"body"}, Msg: "Field required"})
+		bodyMissing(w)
 		return
 	}
-	var q ChecksumRequest
-	var problems []invalid
-	note := func(list ...invalid) { problems = append(problems, list...) }
+	in := newReader(fields)
+	q := ChecksumRequest{BlockIDs: in.integers("block_ids"), ChunkBlocks: in.integer("chunk_size", false), InstanceID: in.integer("instance_id", false)}
 	var bad *invalid
-	var list []invalid
-	if q.BlockIDs, list = intListField(fields, "block_ids"); len(list) > 0 {
-		note(list...)
-	}
-	if q.ChunkBlocks, bad = intField(fields, "chunk_size"); bad != nil {
-		note(*bad)
-	}
-	if q.InstanceID, bad = intField(fields, "instance_id"); bad != nil {
-		note(*bad)
-	}
-	if q.Layerwise, bad = boolField(fields, "layerwise", false); bad != nil {
-		note(*bad)
-	}
-	if len(problems) > 0 {
-		writeInvalid(w, problems...)
+	q.Layerwise, bad = boolField(fields, "layerwise", false)
+	in.note(bad)
+	if len(*in.problems) > 0 {
+		writeInvalid(w, *in.problems...)
 		return
 	}
 	server, ok := a.server.(Checksummer)
@@ -152,35 +133,22 @@ func ranges(ids []int64) []any {
 // maxListProblems bounds what is said about one list.
 const maxListProblems = 16
 
-// intListField reads an optional list of integers.
-func intListField(fields map[string]json.RawMessage, name string) ([]int64, []invalid) {
-	raw, ok := fields[name]
-	if !ok {
-		return nil, nil
+// integers reads an optional list of whole numbers.
+func (r reader) integers(name string) []int64 {
+	if _, ok := r.fields[name]; !ok {
+		return nil
 	}
-	var items []json.RawMessage
-	if t := bytes.TrimSpace(raw); len(t) == 0 || t[0] != '[' || json.Unmarshal(raw, &items) != nil {
-		return nil, []invalid{{Type: "list_type", Loc: []any{"body", name}, Msg: "Input should be a valid list", Input: raw}}
-	}
+	items := r.list(name)
 	out := make([]int64, len(items))
-	var problems []invalid
-	for i, item := range items {
-		v, bad := readInt(item, "body", name, i)
-		if bad != nil && len(problems) < maxListProblems {
-			problems = append(problems, *bad)
+	said := 0
+	for i, raw := range items {
+		v, bad := readInt(raw, append(r.where(name), i)...)
+		if out[i] = v; bad != nil && said < maxListProblems {
+			said++
+			r.note(bad)
 		}
-		out[i] = v
 	}
-	return out, problems
-}
-
-// intField reads an optional integer, 0 when it is not there.
-func intField(fields map[string]json.RawMessage, name string) (int64, *invalid) {
-	raw, ok := fields[name]
-	if !ok {
-		return 0, nil
-	}
-	return readInt(raw, "body", name)
+	return out
 }
 
 // readInt reads an integer as leniently as the reference: numbers without a
