@@ -1,9 +1,11 @@
 package mpserver
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync/atomic"
 	"testing"
 
@@ -80,8 +82,9 @@ func (e *engine) newMemory() {
 	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
 	require.NoError(e.t, err)
 	s := e.s
-	e.t.Cleanup(func() { // after the server's, which was started before
+	e.t.Cleanup(func() { // before the server's own end
 		_ = s.Close()
+		noPanic(e.t, s)
 		require.NoError(e.t, unix.Munmap(mem))
 	})
 	if isFake {
@@ -305,4 +308,17 @@ func onDevices(t *testing.T, change func(*Options), f func(t *testing.T, s *Serv
 		s, _ := fakeServer(t, device.FakeOptions{}, change)
 		f(t, s)
 	})
+}
+
+var panicSeries = regexp.MustCompile(`(?m)^lmcache_go_\w*panic\w*({.*})? [1-9].*$`)
+
+// noPanic fails the test when a handler or the end of a copy has panicked: the
+// request is answered as failed then, which a test of failures would not notice.
+func noPanic(t *testing.T, s *Server) {
+	t.Helper()
+	var b bytes.Buffer
+	_, _ = s.met.WriteTo(&b)
+	if m := panicSeries.FindString(b.String()); m != "" {
+		t.Error("the server contained a panic: ", m)
+	}
 }

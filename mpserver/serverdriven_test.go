@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/lmcache-go/lmcache-go/internal/copyplan"
 	"github.com/lmcache-go/lmcache-go/internal/device"
 	"github.com/lmcache-go/lmcache-go/internal/testutil"
 	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
@@ -464,4 +465,18 @@ func TestRetrieveOfAShorterHit(t *testing.T) {
 	require.Zero(t, e.wrong(1, tokens[0], ids[1][n:], testChunk, 2*testChunk))
 	e.end("a")
 	idle(t, s)
+}
+
+// A panic at the end of a copy is that request's failure, and not the end of
+// the device's thread, which takes the process with it.
+func TestPanicAtTheEndOfACopy(t *testing.T) {
+	s, _ := fakeServer(t, device.FakeOptions{}, nil)
+	q, err := newCopyQueue(s.dev, "test")
+	require.NoError(t, err)
+	c := &copyJob{
+		s: s, r: &request{op: wire.OpStore}, t: &blockTransfer{d: &serverDriven{dev: s.dev}}, q: q,
+		job: device.Job{Plan: copyplan.Acquire()}, finish: func(error) string { panic("boom") },
+	}
+	require.Equal(t, "panic", c.settle(nil))
+	require.NoError(t, q.stream.Close(t.Context()))
 }
