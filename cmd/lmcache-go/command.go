@@ -49,6 +49,8 @@ func commands() []command {
 		toolCommand(describeTool),
 		kvcacheCommand(),
 		quotaCommand(),
+		doctorCommand(),
+		nixlCommand(),
 		{"version", "print the version; --url asks a server for its own", runVersion},
 		{"help", "print this list", runHelp},
 	}
