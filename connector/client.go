@@ -260,11 +260,6 @@ func (c *Client) Go(op wire.Op, payloads ...[]byte) *Call {
 // Post sends a request whose reply nobody waits for.
 func (c *Client) Post(op wire.Op, payloads ...[]byte) { c.Go(op, payloads...) }
 
-// call sends a request and waits for the reply.
-func (c *Client) call(ctx context.Context, op wire.Op, payloads ...[]byte) (value []byte, present bool, err error) {
-	return c.Go(op, payloads...).Wait(ctx)
-}
-
 // start queues a finished message.
 func (c *Client) start(m *message) *Call {
 	k := &Call{c: c, op: m.op, at: time.Now(), done: make(chan struct{})}

@@ -187,7 +187,7 @@ func TestWhileTheServerIsAway(t *testing.T) {
 		}
 		_, err = c.ChunkSize(t.Context())
 		require.ErrorIs(t, err, ErrBacklog)
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // of the fake clock
 		close(up)
 		_, _, err = kept.Result()
 		require.NoError(t, err)

@@ -193,20 +193,22 @@ func TestStartErrors(t *testing.T) {
 	}
 	at := func(urls ...string) Config {
 		c := DefaultConfig()
-		c.Servers, c.Timeout = urls, 200*time.Millisecond
+		c.Servers = urls
 		return c
 	}
+	gone := at("tcp://127.0.0.1:1")
+	gone.Timeout = 200 * time.Millisecond
 	f(ErrConfig, "--chunk-size", SchedulerOptions{Model: "m", Config: at(s.Addr()), BlockTokens: []int{32}})
 	f(ErrConfig, "same --chunk-size", SchedulerOptions{Model: "m", Config: at(s.Addr(), other.Addr()), BlockTokens: []int{16}, Parallel: Parallel{WorldSize: 2}})
 	f(ErrConfig, "multiple", SchedulerOptions{Model: "m", Config: at(s.Addr(), other.Addr()), BlockTokens: []int{16}})
 	f(ErrConfig, "BlockTokens", SchedulerOptions{Model: "m", Config: at(s.Addr())})
 	f(wire.ErrValue, "@", SchedulerOptions{Model: "a@b", Config: at(s.Addr()), BlockTokens: []int{16}})
-	f(ErrUnreachable, "Cannot reach"[1:], SchedulerOptions{Model: "m", Config: at("tcp://127.0.0.1:1"), BlockTokens: []int{16}})
+	f(ErrUnreachable, "Cannot reach"[1:], SchedulerOptions{Model: "m", Config: gone, BlockTokens: []int{16}})
 
 	w, err := NewWorker(t.Context(), WorkerOptions{Model: "m", Config: at(other.Addr()), Rank: 1})
 	require.ErrorIs(t, err, ErrConfig)
 	require.Nil(t, w)
-	_, err = NewWorker(t.Context(), WorkerOptions{Model: "m", Config: at("tcp://127.0.0.1:1")})
+	_, err = NewWorker(t.Context(), WorkerOptions{Model: "m", Config: gone})
 	require.ErrorIs(t, err, ErrUnreachable)
 
 	c := at(other.Addr())

@@ -45,7 +45,7 @@ func seconds(d []time.Duration) []int {
 }
 
 // beatFor runs a heartbeat of 10 s for so long.
-func beatFor(t *testing.T, d time.Duration, answer func(n int) string, recover func(context.Context) error) (p *pinged, healthy []bool) {
+func beatFor(t *testing.T, d time.Duration, answer func(n int) string, again func(context.Context) error) (p *pinged, healthy []bool) {
 	t.Helper()
 	p = &pinged{start: time.Now(), answer: answer}
 	f := &fakeServer{serve: p.serve}
@@ -53,12 +53,12 @@ func beatFor(t *testing.T, d time.Duration, answer func(n int) string, recover f
 	require.NoError(t, err)
 	synctest.Wait()
 	h := newHeartbeat(c, 10*time.Second, c.log)
-	h.recover, h.worker = recover, recover != nil
+	h.recover, h.worker = again, again != nil
 	h.known = c.connections.Load()
 	h.start()
-	time.Sleep(time.Second) // look between the events, not at them
+	time.Sleep(time.Second) //nolint:forbidigo // of the fake clock: look between the events, not at them
 	for range int(d / (5 * time.Second)) {
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) //nolint:forbidigo // of the fake clock
 		healthy = append(healthy, h.healthy.Load())
 	}
 	h.close()
@@ -132,10 +132,10 @@ func TestHeartbeatAfterAReconnect(t *testing.T) {
 		h.worker, h.known = true, c.connections.Load()
 		h.recover = func(context.Context) error { registered++; return nil }
 		h.start()
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) //nolint:forbidigo // of the fake clock
 		synctest.Wait()
 		require.NoError(t, conns[0].Close())
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // of the fake clock
 		synctest.Wait()
 		require.Equal(t, 1, registered)
 		require.Len(t, p.times, 2, "it does not wait for the interval to end")

@@ -16,18 +16,24 @@ const uidBytes = 5
 // uidAt is where it lies: behind flags and length of a short frame.
 const uidAt = 2
 
+// shortMessageBytes is more than a message without a key needs.
+const shortMessageBytes = 1 << 10
+
 // message is one request as it goes over the wire, frame heads included, in a
 // buffer that is reused.
 type message struct {
-	op    wire.Op
-	left  int // frames still to come
-	buf   []byte
-	call  *Call         // nil for a mark in the queue
-	sent  chan struct{} // of a mark
-	epoch uint64
+	op   wire.Op
+	left int // frames still to come
+	buf  []byte
+	call *Call         // nil for a mark in the queue
+	sent chan struct{} // of a mark
 }
 
-var messages = sync.Pool{New: func() any { return new(message) }}
+// messages keeps short ones and those with a key apart: a pool that mixes them
+// hands out buffers that have to grow.
+var messages, keyMessages = sync.Pool{New: newBuffer}, sync.Pool{New: newBuffer}
+
+func newBuffer() any { return new(message) }
 
 var opFrames = func() (f [wire.NumOps][]byte) {
 	for op := range f {
@@ -38,7 +44,15 @@ var opFrames = func() (f [wire.NumOps][]byte) {
 
 // newMessage begins a request with so many payloads.
 func newMessage(op wire.Op, payloads int) *message {
-	m := messages.Get().(*message)
+	return messages.Get().(*message).begin(op, payloads)
+}
+
+// newKeyMessage begins one whose first payload is a key.
+func newKeyMessage(op wire.Op, payloads int) *message {
+	return keyMessages.Get().(*message).begin(op, payloads)
+}
+
+func (m *message) begin(op wire.Op, payloads int) *message {
 	m.op, m.left = op, payloads
 	m.buf = zmtp.AppendHead(m.buf[:0], uidBytes, true)
 	m.buf = append(m.buf, 0xce, 0, 0, 0, 0)
@@ -85,9 +99,13 @@ func (m *message) setUID(uid uint32) { binary.BigEndian.PutUint32(m.buf[uidAt+1:
 
 // release gives the buffer back, unless it is large.
 func (m *message) release() {
-	if cap(m.buf) > pooledMessageBytes {
+	pool := &messages
+	switch n := cap(m.buf); {
+	case n > pooledMessageBytes:
 		return
+	case n > shortMessageBytes:
+		pool = &keyMessages
 	}
 	*m = message{buf: m.buf[:0]}
-	messages.Put(m)
+	pool.Put(m)
 }

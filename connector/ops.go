@@ -88,7 +88,7 @@ func (c *Client) Clear(ctx context.Context, force bool) error {
 
 // keyed begins a request whose first payload is a key.
 func (c *Client) keyed(op wire.Op, k *wire.Key, payloads int) *message {
-	m := newMessage(op, payloads)
+	m := newKeyMessage(op, payloads)
 	m.key(k)
 	return m
 }

@@ -30,12 +30,15 @@ func startReference(t *testing.T, flags ...string) (url string) {
 	log := filepath.Join(t.TempDir(), "server.log")
 	out, err := os.Create(log)
 	require.NoError(t, err)
-	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(python), "lmcache"), append(args, flags...)...) //nolint:gosec // the tester's own Python
+	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(python), "lmcache"), append(args, flags...)...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), "LMCACHE_TRACK_USAGE=false", "LMCACHE_DISABLE_BANNER=1", "DO_NOT_TRACK=1")
 	require.NoError(t, cmd.Start())
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // it ends by our signal
+		close(exited)
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		select {

@@ -34,9 +34,15 @@ type tracker struct {
 	lookup    *lookup
 }
 
+// tokenSlack is room for the first generated tokens.
+const tokenSlack = 1 << 10
+
 // sync encodes the tokens that are new.
 func (t *tracker) sync() {
 	if n := len(t.req.Tokens); n > t.count {
+		if t.tokens == nil {
+			t.tokens = make([]byte, 0, 3*n+tokenSlack) // ids below 65536 take up to 3 bytes
+		}
 		t.tokens = wire.AppendTokens(t.tokens, t.req.Tokens[t.count:])
 		t.count = n
 	}
