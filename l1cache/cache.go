@@ -34,6 +34,7 @@ type Cache struct {
 	scratch []uint32            // guarded by mu; of a reservation or lookup
 	victims []uint32            // guarded by mu; of an eviction
 	ops     uint                // guarded by mu; for the self check
+	sampler Sampler             // nil: nothing is followed
 
 	alive    atomic.Bool
 	stop     chan struct{}
@@ -54,6 +55,9 @@ func New(o Options) (*Cache, error) {
 		grow: make(chan struct{}), growing: true,
 		scopes: newScopes(), index: map[key]uint32{}, waiters: map[uint32][]func(){},
 		stop: make(chan struct{}),
+	}
+	if s, ok := o.Observer.(Sampler); ok && o.SampleRate > 0 {
+		c.sampler = s
 	}
 	if err := o.Arena.attach(c.onGrow); err != nil {
 		return nil, err
@@ -194,6 +198,7 @@ type effects struct {
 	published     int
 	publishedIn   Scope
 	settled       []func()
+	sampled       []ObjectEvent
 	expiredWrites int // objects
 	expiredReads  int // holds
 }
@@ -265,6 +270,9 @@ func (c *Cache) flush(fx *effects) {
 	ob := c.o.Observer
 	if ob == nil {
 		return
+	}
+	if len(fx.sampled) > 0 {
+		c.sampler.Sampled(fx.sampled)
 	}
 	if fx.published > 0 {
 		ob.Published(fx.publishedIn, fx.published)

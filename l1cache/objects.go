@@ -100,6 +100,7 @@ func (c *Cache) remove(i uint32, reason EvictReason, fx *effects) {
 	c.n.evictedObjects[reason]++
 	c.n.evictedBytes[reason] += uint64(c.bytesOf(o))
 	fx.evict(c.scopes.of(o.scope), reason)
+	c.sample(o, ObjectGone, fx)
 	c.forget(i, fx)
 	c.count(o, -1)
 	o.holds, o.yields, o.state = 0, 0, orphaned

@@ -38,6 +38,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Observer may be nil.
 	Observer Observer
+	// SampleRate is the share of objects, 0..1, that an Observer which is a
+	// [Sampler] follows one by one. Default none.
+	SampleRate float64
 }
 
 func (o *Options) setDefaults() {
@@ -83,6 +86,7 @@ func (o *Options) check() error {
 	}
 	ratio("trigger watermark", o.TriggerWatermark)
 	ratio("eviction ratio", o.EvictionRatio)
+	ratio("sample rate", o.SampleRate)
 	if o.WriteTTL < 0 || o.ReadTTL < 0 {
 		bad("l1cache: TTLs must be positive, got write %v, read %v", o.WriteTTL, o.ReadTTL)
 	}

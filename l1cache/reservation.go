@@ -95,6 +95,7 @@ func (r *Reservation) publishLocked(keep []bool, fx *effects) int {
 		c.setState(id, published)
 		c.touch(id)
 		c.settle(id, fx)
+		c.sample(c.objects.at(id), ObjectStored, fx)
 		n++
 	}
 	r.ids, r.stage = nil, ended

@@ -77,6 +77,7 @@ func (c *Cache) evict(i uint32, reason EvictReason, fx *effects) {
 	c.n.evictedObjects[reason]++
 	c.n.evictedBytes[reason] += uint64(c.bytesOf(o))
 	fx.evict(c.scopes.of(o.scope), reason)
+	c.sample(o, ObjectGone, fx)
 	c.forget(i, fx)
 	c.free(i)
 }

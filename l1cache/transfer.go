@@ -39,6 +39,9 @@ func (t *Transfer) doneLocked(fx *effects) {
 	for _, id := range t.ids {
 		o := c.objects.at(id)
 		o.transfers--
+		if c.sampler != nil && o.state == published {
+			c.sample(o, ObjectRead, fx)
+		}
 		switch {
 		case o.state == published:
 			c.unheld(id)

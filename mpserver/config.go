@@ -114,7 +114,7 @@ func (f surface) Config() any {
 			{"tracing_enabled", false},
 			{"otlp_endpoint", nil},
 			{"prometheus_port", 9090},
-			{"metrics_sample_rate", 0.01},
+			{"metrics_sample_rate", o.MetricsSampleRate},
 			{"lookup_hash_log", node{
 				{"output_dir", o.LookupHashLog.Dir},
 				{"rotation_interval_sec", int(o.LookupHashLog.RotateAfter.Seconds())},

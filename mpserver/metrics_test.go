@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
 // series reads GET /metrics: the value of each series as it is written.
@@ -48,7 +50,7 @@ func TestMetricsOfBothModes(t *testing.T) {
 	}
 	tokens := prompt(1, 4*testChunk)
 
-	s := startServer(t, func(o *Options) { o.HTTPPort, o.L1.ShmName = 0, shmName(t) })
+	s := startServer(t, func(o *Options) { o.HTTPPort, o.L1.ShmName, o.MetricsSampleRate = 0, shmName(t), 1 })
 	p := connect(t, s)
 	p.register(4242)
 	p.store(s, keyOf("a", tokens), 4242, tokens)
@@ -56,6 +58,9 @@ func TestMetricsOfBothModes(t *testing.T) {
 	requirePattern(t, s, p.prepareRetrieve(keyOf("b", tokens), 4242), tokens[0])
 	require.True(t, p.commitRetrieve(keyOf("b", tokens), 4242))
 	common(series(t, s), testModel, "shm", "4242", "8192")
+	f(series(t, s), `lmcache_mp_l1_chunk_reuse_gap_seconds_count{l1_tag="_default"}`, "4")
+	p.none(wire.OpClear, boolFrame(false))
+	f(series(t, s), `lmcache_mp_l1_chunk_lifetime_seconds_count{l1_tag="_default"}`, "4")
 	// A retrieve that nobody looked up.
 	require.False(t, p.prepareRetrieve(keyOf("c", tokens), 4242).Success)
 	f(series(t, s), `lmcache_mp_l1_read_failure_chunks_total{during="l1_retrieve",model_name="test/model",reason="not_found"}`, "4")

@@ -116,6 +116,9 @@ type Options struct {
 
 	// LookupHashLog is a log of lookups. Off by default.
 	LookupHashLog HashLogOptions
+	// MetricsSampleRate is the share of objects, above 0 and at most 1, that the
+	// lifetime histograms of GET /metrics follow. Default 0.01.
+	MetricsSampleRate float64
 	// DisableMetrics leaves the server's own series out of GET /metrics.
 	DisableMetrics bool
 	// Logger: default discards.
@@ -199,6 +202,7 @@ func (o *Options) setDefaults() {
 	def(&o.retireLimit, 10*time.Second)
 	def(&o.PromptCacheBytes, 64<<20)
 	def(&o.Version, "unknown")
+	def(&o.MetricsSampleRate, 0.01)
 	def(&o.LookupHashLog.RotateAfter, 6*time.Hour)
 	def(&o.LookupHashLog.RotateBytes, 100<<20)
 	def(&o.LookupHashLog.MaxFiles, 100)
@@ -283,6 +287,7 @@ func (o Options) Check() error {
 	}
 	ratio("--eviction-trigger-watermark", o.L1.TriggerWatermark)
 	ratio("--eviction-ratio", o.L1.EvictionRatio)
+	ratio("--metrics-sample-rate", o.MetricsSampleRate)
 	positive := func(flag string, d time.Duration) {
 		if d < 0 {
 			bad("%s must be positive, got %g", flag, d.Seconds())

@@ -174,3 +174,28 @@ func (o cacheObserver) ReadReleased(s l1cache.Scope, n int) { o.met.L1Read(s.Sal
 func (o cacheObserver) Evicted(s l1cache.Scope, n int, reason l1cache.EvictReason) {
 	o.met.L1Evicted(s.Salt, reason.String(), n)
 }
+
+// Sampled implements [l1cache.Sampler].
+func (o cacheObserver) Sampled(events []l1cache.ObjectEvent) {
+	now := time.Now()
+	for i := range events {
+		e := &events[i]
+		id := metrics.ObjectID{Hash: e.Hash, Model: e.Scope.Model, Salt: e.Scope.Salt, Layout: e.Scope.Layout, Group: e.Scope.Group, Rank: e.Rank}
+		switch e.Kind {
+		case l1cache.ObjectStored:
+			o.met.ObjectStored(id, now)
+		case l1cache.ObjectRead:
+			o.met.ObjectRead(id, now)
+		case l1cache.ObjectGone:
+			o.met.ObjectGone(id, now)
+		}
+	}
+}
+
+// sampleRate is the share of objects that the lifetime histograms follow.
+func (o Options) sampleRate() float64 {
+	if o.DisableMetrics {
+		return 0
+	}
+	return o.MetricsSampleRate
+}

@@ -96,7 +96,7 @@ func observeFlags() []row {
 		},
 		{
 			name: "metrics-sample-rate", kind: kindFloat, def: "0.01", help: "share of chunks in the lifetime histograms", check: fraction("it is a share of the chunks"),
-			stance: refused, why: "the lifetime histograms that it samples are not served yet: leave it out",
+			apply: func(o *mpserver.Options, v value) { o.MetricsSampleRate = v.x },
 		},
 		{
 			name: "lookup-hash-log-dir", help: "folder for a log of lookups, a line of JSON each; empty: no log",

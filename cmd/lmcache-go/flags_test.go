@@ -203,7 +203,7 @@ func TestEveryServedFlagTurnsSomething(t *testing.T) {
 		"http-host": "0.0.0.0", "http-port": "8090", "on-register-failure": "degrade", "workers": "3", "lane-depth": "5",
 		"max-message-size": "64MiB", "prompt-cache-size": "1MiB", "connection-grace-seconds": "2", "pending-lookup-timeout-seconds": "0.5",
 		"session-grace-seconds": "7", "drain-timeout-seconds": "8", "python-hash-seed": "0",
-		"lookup-hash-log-dir": "x", "lookup-hash-log-rotation-interval": "60", "lookup-hash-log-rotation-max-size": "1000", "lookup-hash-log-max-files": "7",
+		"metrics-sample-rate": "1", "lookup-hash-log-dir": "x", "lookup-hash-log-rotation-interval": "60", "lookup-hash-log-rotation-max-size": "1000", "lookup-hash-log-max-files": "7",
 	}
 	base := read(t).options()
 	rows := serverFlags()

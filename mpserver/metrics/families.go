@@ -27,6 +27,10 @@ const (
 	nameL1Usage          = "lmcache_mp_l1_memory_usage_bytes"
 	nameL1Ratio          = "lmcache_mp_l1_usage_ratio"
 	nameL1Staging        = "lmcache_mp_l1_staging_bytes"
+	nameLifetime         = "lmcache_mp_l1_chunk_lifetime_seconds"
+	nameIdle             = "lmcache_mp_l1_chunk_idle_before_evict_seconds"
+	nameReuse            = "lmcache_mp_l1_chunk_reuse_gap_seconds"
+	nameComeback         = "lmcache_mp_l1_chunk_evict_reuse_gap_seconds"
 	nameAllocFailure     = "lmcache_mp_l1_allocation_failure_chunks_total"
 	nameReadFailure      = "lmcache_mp_l1_read_failure_chunks_total"
 	nameRequestedTokens  = "lmcache_mp_lookup_requested_tokens_total"
@@ -91,6 +95,10 @@ var families = []family{
 	{nameL1Usage, gauge, "Bytes of the pool in use, reservations included."},
 	{nameL1Ratio, gauge, "Bytes in use divided by bytes the pool has mapped so far."},
 	{nameL1Staging, gauge, "Bytes reserved by writes that are not published yet."},
+	{nameLifetime, histogram, "Time from a chunk's admission to L1 to its end, of a sample."},
+	{nameIdle, histogram, "Time from a chunk's last use to its end, of a sample."},
+	{nameReuse, histogram, "Time between two uses of a chunk, of a sample."},
+	{nameComeback, histogram, "Time from a chunk's end to its return, at most 300 s, of a sample."},
 	{nameAllocFailure, counter, "Chunks that found no room in L1."},
 	{nameReadFailure, counter, "Chunks that a retrieve asked for and did not get."},
 	{nameRequestedTokens, counter, "Tokens looked up, in whole chunks."},

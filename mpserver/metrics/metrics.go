@@ -39,6 +39,7 @@ type Metrics struct {
 	speeds                     *table[speedKey, *vm.PrometheusHistogram]
 	loaded                     *table[loadKey, *vm.Counter]
 	gauges                     atomic.Pointer[func() Gauges]
+	life                       *lifecycle
 }
 
 // New returns an empty registry.
@@ -67,6 +68,7 @@ func New(o Options) *Metrics {
 		events:    newTable[event, *vm.Counter](512),
 		speeds:    newTable[speedKey, *vm.PrometheusHistogram](o.MaxModels),
 		loaded:    newTable[loadKey, *vm.Counter](o.MaxPairs),
+		life:      newLifecycle(s),
 	}
 	m.set.NewGauge(series(nameBuildInfo, "goversion", runtime.Version(), "version", o.Version), one)
 	return m
