@@ -480,3 +480,59 @@ func TestPanicAtTheEndOfACopy(t *testing.T) {
 	require.Equal(t, "panic", c.settle(nil))
 	require.NoError(t, q.stream.Close(t.Context()))
 }
+
+// A load whose event never fires is called off: nothing was written, and the
+// hit is given back.
+func TestLoadThatNeverBegins(t *testing.T) {
+	s, dev := fakeServer(t, device.FakeOptions{}, func(o *Options) { o.copyLimit = 200 * time.Millisecond })
+	dev.AddEvent("lost")
+	e := registered(t, s, 1)
+	tokens := prompt(1, 2*testChunk)
+	ids := e.ids(4, 2)
+	e.write(tokens[0], ids, 0, 2*testChunk)
+	k := e.keyOf("a", tokens)
+	require.True(t, e.storeKV(k, ids))
+	e.wipe()
+	require.Equal(t, 2, e.lookup(k))
+	_, ok := e.answer(e.sendRetrieve(k, ids, 0, "lost"))
+	require.False(t, ok)
+	require.Equal(t, 2*testChunk, e.wrong(0, tokens[0], ids[0], 0, 2*testChunk))
+	idle(t, s)
+	require.Equal(t, 2, e.lookup(k), "it is still there")
+	require.True(t, e.retrieveKV(k, ids, 0))
+	e.end("a")
+}
+
+// CLEAR with force takes objects away from copies on their way, but not their
+// memory: a store publishes nothing, a load gets its bytes.
+func TestClearWithCopiesInFlight(t *testing.T) {
+	s, dev := fakeServer(t, device.FakeOptions{}, nil)
+	fireStore, fireLoad := dev.AddEvent("store"), dev.AddEvent("load")
+	e, other := registered(t, s, 1), registered(t, s, 2)
+	tokens, more := prompt(1, 2*testChunk), prompt(2, 2*testChunk)
+	ids := e.ids(4, 2)
+	e.write(tokens[0], ids, 0, 2*testChunk)
+	k := e.keyOf("a", tokens)
+	require.True(t, e.storeKV(k, ids))
+	e.wipe()
+	require.Equal(t, 2, e.lookup(k))
+	load := e.sendRetrieve(k, ids, 0, "load")
+	store := other.sendStore(other.keyOf("b", more), ids, "store")
+	testutil.Eventually(t, "the copies are on their way", func() bool { return dev.Stats().Pending == 2 })
+	other.send(wire.AppendOp(nil, wire.OpClear), boolFrame(true))
+	require.Len(t, other.recv(), 2)
+	require.Zero(t, s.cache.Stats().Resident)
+	// Their memory is nobody else's.
+	third := registered(t, s, 3)
+	require.True(t, third.storeKV(third.keyOf("d", prompt(3, 2*testChunk)), ids))
+	fireLoad()
+	_, ok := e.answer(load)
+	require.True(t, ok)
+	e.requireKV(tokens[0], ids, 0, 2*testChunk)
+	fireStore()
+	_, ok = other.answer(store)
+	require.False(t, ok, "what was cleared is not stored")
+	require.Zero(t, other.lookup(other.keyOf("c", more)))
+	e.end("a")
+	idle(t, s)
+}
