@@ -29,7 +29,6 @@ type Registration struct {
 	users   int  // lists, views and transfers; guarded by agent.mu
 	closing bool // guarded by agent.mu
 	ended   bool // guarded by agent.mu
-
 }
 
 // regionKey and regionSet: the regions of one backend and memory type, as C

@@ -36,9 +36,11 @@ func (*Lib) Plugins(uintptr) ([]string, *CallError)                { return nil,
 func (*Lib) PluginInfo(uintptr, string) (uint32, map[string]string, *CallError) {
 	return 0, nil, errNone
 }
+
 func (*Lib) CreateBackend(uintptr, string, map[string]string, int) (uintptr, *CallError) {
 	return 0, errNone
 }
+
 func (*Lib) BackendInfo(uintptr, uintptr) (uint32, map[string]string, *CallError) {
 	return 0, nil, errNone
 }
@@ -68,6 +70,7 @@ func (*Lib) ReleasePrep(uintptr, uintptr) {}
 func (*Lib) MakeXfer(uintptr, int, uintptr, []int32, uintptr, []int32, *XferOptions) (uintptr, *CallError) {
 	return 0, errNone
 }
+
 func (*Lib) CreateXfer(uintptr, int, Side, Side, string, *XferOptions) (uintptr, int, *CallError) {
 	return 0, 0, errNone
 }
@@ -81,6 +84,7 @@ func (*Lib) Notify(uintptr, string, []byte, uintptr) *CallError { return errNone
 func (*Lib) LocalView(uintptr, uintptr, int, []Desc) (uintptr, *CallError) {
 	return 0, errNone
 }
+
 func (*Lib) RemoteView(uintptr, uintptr, int, []Desc, []string) (uintptr, *CallError) {
 	return 0, errNone
 }
