@@ -100,9 +100,13 @@ func (e *engineDriven) unregister(ctx context.Context) error {
 	return e.w.client.UnregisterEngineDriven(ctx, e.w.instance)
 }
 
-func (e *engineDriven) close() error {
+func (e *engineDriven) drain() {
 	e.loads.close()
 	e.stores.close()
+}
+
+func (e *engineDriven) close() error {
+	e.drain()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	err := e.pool.close()

@@ -290,3 +290,26 @@ func TestSaveDecodeCache(t *testing.T) {
 	require.NoError(t, e.sched.Reset(t.Context()))
 	require.Zero(t, e.match(newRequest("after reset", r.Tokens), 0))
 }
+
+// Closing with transfers in flight ends, and unregisters behind the last copy.
+func TestCloseInFlight(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode TransferMode) {
+		s := startServer(t, nil)
+		e := newEngine(t, engineOptions{urls: []string{s.Addr()}, mode: mode})
+		for i := range 5 {
+			r := newRequest("r"+strconv.Itoa(i), prompt(uint64(i), 600))
+			require.Zero(t, e.match(r, 0))
+			e.alloc(r, 0)
+			e.run(r, New, 600)
+			if i == 0 {
+				require.NoError(t, e.workers[0].Flush(t.Context()))
+			}
+		}
+		require.NoError(t, e.workers[0].Close(t.Context()))
+		ops := e.w[0].take()
+		require.Contains(t, ops[len(ops)-1], "UNREGISTER")
+		e.wait()
+		e.workers[0].Load([]Transfer{{Key: schedulerKey(1, "late", nil), Blocks: [][]int64{{1}}}})
+		require.Equal(t, Progress{Received: []string{"late"}, BadBlocks: []int64{1}}, e.workers[0].Poll(nil))
+	})
+}

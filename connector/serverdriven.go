@@ -47,4 +47,6 @@ func (d *serverDriven) begin(f *flight) {
 	}
 }
 
+func (d *serverDriven) drain() {}
+
 func (d *serverDriven) close() error { return nil }

@@ -64,6 +64,8 @@ type mover interface {
 	unregister(ctx context.Context) error
 	// begin starts a transfer; it does not wait.
 	begin(f *flight)
+	// drain refuses more and waits until nothing of ours is being copied.
+	drain()
 	close() error
 }
 
@@ -418,18 +420,20 @@ func (w *Worker) unregister(ctx context.Context) error {
 	return err
 }
 
-// Close ends what is in flight, unregisters, and closes the connection. Nothing
-// touches the engine's memory after it, unless the server is dead and a copy of
-// its was under way.
+// Close gives up what is in flight, unregisters, and closes the connection; call
+// Flush first to keep the stores. Nothing touches the engine's memory or the
+// server's pool after it, unless the server is dead and a copy of its was under
+// way.
 func (w *Worker) Close(ctx context.Context) error {
+	for _, f := range w.flights {
+		f.giveUp()
+	}
 	w.beat.close()
 	var err error
 	if w.mover != nil {
-		err = w.unregister(ctx)
-		for _, f := range w.flights {
-			f.giveUp()
-		}
-		err = errors.Join(err, w.mover.close())
+		// The server may give slots to others once it has heard of our end.
+		w.mover.drain()
+		err = errors.Join(w.unregister(ctx), w.mover.close())
 		w.mover = nil
 	}
 	return errors.Join(err, w.client.Close())
