@@ -34,6 +34,7 @@ func (g *kvGroup) objectBytes() int { return g.layers * testChunk * g.rowBytes()
 // [blocks, tokens, heads, bytes] or, heads first, [blocks, heads, tokens, bytes].
 type engine struct {
 	*peer
+	tb         testing.TB // of a benchmark, which has no peer
 	s          *Server
 	id         int64
 	hnd        bool
@@ -55,14 +56,14 @@ var oneGroup = []kvGroup{{layers: 2, heads: 4, headBytes: 8}}
 // newEngine makes a worker that is not registered yet.
 func newEngine(t *testing.T, s *Server, id int64, hnd bool, groups []kvGroup) *engine {
 	t.Helper()
-	e := &engine{peer: connect(t, s), s: s, id: id, hnd: hnd, blockSlots: 4, blocks: 64, groups: groups, world: 1}
+	e := &engine{peer: connect(t, s), tb: t, s: s, id: id, hnd: hnd, blockSlots: 4, blocks: 64, groups: groups, world: 1}
 	e.newMemory()
 	return e
 }
 
 // newMemory gives the engine other memory, under another name.
 func (e *engine) newMemory() {
-	e.t.Helper()
+	e.tb.Helper()
 	size := 0
 	for _, g := range e.groups {
 		size += g.layers * e.blocks * e.blockSlots * g.rowBytes()
@@ -73,19 +74,19 @@ func (e *engine) newMemory() {
 	fake, isFake := e.s.dev.(*device.Fake)
 	if !isFake {
 		f, err := os.Create(filepath.Join("/dev/shm", e.key))
-		require.NoError(e.t, err)
+		require.NoError(e.tb, err)
 		defer f.Close()
-		e.t.Cleanup(func() { _ = os.Remove(f.Name()) })
-		require.NoError(e.t, f.Truncate(int64(size)))
+		e.tb.Cleanup(func() { _ = os.Remove(f.Name()) })
+		require.NoError(e.tb, f.Truncate(int64(size)))
 		fd, flags = int(f.Fd()), unix.MAP_SHARED
 	}
 	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
-	require.NoError(e.t, err)
+	require.NoError(e.tb, err)
 	s := e.s
-	e.t.Cleanup(func() { // before the server's own end
+	e.tb.Cleanup(func() { // before the server's own end
 		_ = s.Close()
-		noPanic(e.t, s)
-		require.NoError(e.t, unix.Munmap(mem))
+		noPanic(e.tb, s)
+		require.NoError(e.tb, unix.Munmap(mem))
 	})
 	if isFake {
 		fake.AddMemory(e.key, mem)
@@ -181,9 +182,9 @@ func (e *engine) ids(first int64, chunks int) [][]int64 {
 
 // registration are the payloads of REGISTER_KV_CACHE.
 func (e *engine) registration() [][]byte {
-	e.t.Helper()
+	e.tb.Helper()
 	d, ok := torchdtype.Lookup("uint8")
-	require.True(e.t, ok)
+	require.True(e.tb, ok)
 	var ws []wire.DeviceWrapper
 	var infos []wire.EngineGroupInfo
 	off := int64(0)
@@ -314,7 +315,7 @@ var panicSeries = regexp.MustCompile(`(?m)^lmcache_go_\w*panic\w*({.*})? [1-9].*
 
 // noPanic fails the test when a handler or the end of a copy has panicked: the
 // request is answered as failed then, which a test of failures would not notice.
-func noPanic(t *testing.T, s *Server) {
+func noPanic(t testing.TB, s *Server) {
 	t.Helper()
 	var b bytes.Buffer
 	_, _ = s.met.WriteTo(&b)
