@@ -14,7 +14,7 @@ import (
 // The direction: cmd → mpserver → the leaves → internal, and connector beside
 // mpserver. The leaves know nothing of each other.
 var edges = map[string][]string{
-	"cmd/lmcache-go": {"mpserver", "l1cache", "connector", "cuda", "nixl", "internal"},
+	"cmd/lmcache-go": {"mpserver", "l1cache", "connector", "cuda", "nixl", "internal", "internal/simengine"}, // lmcache-go engine
 
 	"mpserver": {
 		"l1cache", "mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "mpserver/httpapi", "mpserver/metrics",
@@ -47,6 +47,8 @@ var internalEdges = map[string][]string{
 var testEdges = map[string][]string{
 	"connector":    {"mpserver", "l1cache"},
 	"connector/pd": {"mpserver"},
+	// The simulated engine is tested with a server in its process.
+	"internal/simengine": {"mpserver"},
 }
 
 // externals says which packages may import which other modules; test files
