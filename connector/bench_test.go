@@ -87,6 +87,7 @@ func (b *bench) drain() {
 
 // cycle is lookup, load, end.
 func (b *bench) cycle(tb testing.TB, load bool) {
+	tb.Helper()
 	r := b.request()
 	if err := b.sched.Await(context.Background(), r); err != nil {
 		tb.Fatal(err)

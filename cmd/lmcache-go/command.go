@@ -51,6 +51,7 @@ func commands() []command {
 		quotaCommand(),
 		doctorCommand(),
 		nixlCommand(),
+		engineCommand(),
 		{"version", "print the version; --url asks a server for its own", runVersion},
 		{"help", "print this list", runHelp},
 	}

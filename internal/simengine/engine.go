@@ -85,7 +85,7 @@ func (e *Engine) connect(ctx context.Context) error {
 		return nil
 	}
 	for _, w := range e.opts.Connector.Warnings() {
-		e.opts.Logger.Warn(w)
+		e.opts.Logger.Warn("kv-transfer-config", "advice", w)
 	}
 	e.policy = e.opts.Connector.FailurePolicy
 	mp := e.opts.Connector.Find(connector.MPConnector)
