@@ -536,3 +536,20 @@ func TestClearWithCopiesInFlight(t *testing.T) {
 	e.end("a")
 	idle(t, s)
 }
+
+// A copy that cannot be called off any more when its worker ends may complete:
+// its result is not used.
+func TestCopyThatOutlivesItsWorker(t *testing.T) {
+	s, _ := fakeServer(t, device.FakeOptions{}, nil)
+	q, err := newCopyQueue(s.dev, "test")
+	require.NoError(t, err)
+	var got error
+	c := &copyJob{
+		s: s, r: &request{op: wire.OpStore}, t: &blockTransfer{transfer: transfer{requestKey: &requestKey{}}, d: &serverDriven{dev: s.dev}}, q: q,
+		job: device.Job{Plan: copyplan.Acquire()}, finish: func(err error) string { got = err; return copyReason(err) },
+	}
+	q.end()
+	require.Equal(t, "unknown_instance", c.settle(nil))
+	require.ErrorIs(t, got, errInstanceEnded)
+	require.NoError(t, q.stream.Close(t.Context()))
+}
