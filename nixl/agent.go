@@ -151,6 +151,7 @@ type Agent struct {
 	xfers    map[*Transfer]struct{}
 	remotes  map[string]*Remote
 	poisoned map[string]struct{}
+	loading  string // name that AddRemote is loading
 
 	closeOnce sync.Once
 	closeErr  error

@@ -108,7 +108,13 @@ func (l *DescList) prepare(d Descs, fail func(error, string) *Error) error {
 	}
 	a.mu.Lock()
 	a.lists[l] = struct{}{}
+	if l.remote != nil {
+		err = l.remote.err() // as in Transfer.fromDescs
+	}
 	a.mu.Unlock()
+	if err != nil {
+		return fail(err, "")
+	}
 	h, cerr := a.lib.c.Prep(a.h, l.remote.nameOrLocal(), b.h, int(d.Mem), toC(d.List))
 	if cerr != nil {
 		return fail(nil, "").from(cerr)

@@ -151,13 +151,18 @@ func (a *Agent) addRemote(ctx context.Context, blob []byte, framed, expect strin
 	if poisoned {
 		return nil, fail(ErrPoisoned, "").withRemedy("start the peer under a new name; names are best new at each start")
 	}
-	if old != nil && old.err() == nil && (info.conn == "" || info.conn == old.conn) {
+	if old != nil && old.err() == nil && (info.conn == "" || old.conn == "" || info.conn == old.conn) {
 		err := a.loadBlob(blob)
-		if err == nil {
+		switch {
+		case err == nil:
+			if info.conn != "" {
+				old.conn = info.conn // only read and written by who holds a.metadata
+			}
 			old.learn(info, info.conn != "")
 			return old, nil
-		}
-		if Status(err.Status) != StatusBackend {
+		case a.isClosing():
+			return nil, fail(ErrClosed, "the agent was closed")
+		case Status(err.Status) != StatusBackend:
 			return nil, fail(nil, "").from(err)
 		}
 		// Not allowed beside what is known, keys that changed for instance.
@@ -171,15 +176,24 @@ func (a *Agent) addRemote(ctx context.Context, blob []byte, framed, expect strin
 			return nil, err
 		}
 	}
-	if err := a.loadFresh(blob, info.Agent, fail); err != nil {
-		return nil, err
-	}
 	r := newRemote(a, info.Agent)
 	r.conn = info.conn
 	r.learn(info, true)
+	// Between the load and the entry in the books nobody else may take the
+	// library's knowledge of the name for a peer of its own: see Remote.
 	a.mu.Lock()
-	a.remotes[info.Agent] = r
+	a.loading = info.Agent
 	a.mu.Unlock()
+	err = a.loadFresh(blob, info.Agent, fail)
+	a.mu.Lock()
+	a.loading = ""
+	if err == nil {
+		a.remotes[info.Agent] = r
+	}
+	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	return r, nil
 }
 
@@ -218,6 +232,9 @@ func (a *Agent) loadFresh(blob []byte, name string, fail func(error, string) *Er
 	}
 	if err == nil {
 		return nil
+	}
+	if a.isClosing() {
+		return fail(ErrClosed, "the agent was closed")
 	}
 	a.mu.Lock()
 	a.poisoned[name] = struct{}{}
@@ -281,11 +298,12 @@ func cmp(x, y uint64) int {
 func (a *Agent) Remote(name string) (r *Remote, ok bool) {
 	a.mu.Lock()
 	r = a.remotes[name]
+	loading := a.loading == name
 	a.mu.Unlock()
 	if r != nil {
 		return r, r.err() == nil
 	}
-	if name == a.cfg.Name || a.enter("look for peer") != nil {
+	if loading || name == a.cfg.Name || a.enter("look for peer") != nil {
 		return nil, false
 	}
 	known := a.lib.c.CheckMD(a.h, name, int(DRAM), nil)
@@ -295,11 +313,14 @@ func (a *Agent) Remote(name string) (r *Remote, ok bool) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.loading == name {
+		return nil, false // AddRemote will have it
+	}
 	if r = a.remotes[name]; r == nil {
 		r = newRemote(a, name)
 		a.remotes[name] = r
 	}
-	return r, true
+	return r, r.err() == nil
 }
 
 // route is where a metadata call goes: a listener's address, or with the zero

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -273,5 +274,95 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	}
 	if grown > limit {
 		t.Errorf("memory grew by %d KiB in %d cycles, limit %d", grown, cycles, limit)
+	}
+}
+
+// Transfers, lists and messages while the peer is forgotten and met again all
+// the time, and the agent is closed in the middle of it.
+func TestChurn(t *testing.T) {
+	n, far := newNode(t, 1<<16, nixl.Config{}), newNode(t, 1<<16, nixl.Config{})
+	blob, err := far.Metadata()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	stopped := func() bool {
+		select {
+		case <-stop:
+			return true
+		default:
+			return false
+		}
+	}
+	// What may go wrong when everything is taken away under one's hands.
+	expected := func(err error) bool {
+		for _, e := range []error{nixl.ErrRemoteGone, nixl.ErrClosed, nixl.ErrBusy, nixl.ErrNotFound, nixl.ErrRemoteDisconnected} {
+			if errors.Is(err, e) {
+				return true
+			}
+		}
+		return err == nil
+	}
+	var once sync.Once
+	check := func(what string, err error) bool {
+		if !expected(err) {
+			once.Do(func() { t.Errorf("%s: %v", what, err) }) // the first tells the story
+		}
+		return err == nil
+	}
+	var all sync.WaitGroup
+	var transfers atomic.Int64
+	for range 4 {
+		all.Go(func() {
+			for !stopped() {
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				r, err := n.AddRemote(ctx, blob, far.Name())
+				cancel()
+				if !check("AddRemote", err) {
+					continue
+				}
+				list, err := n.ucx.PrepLocal(dram(n.buf.Desc(0, 4096)))
+				if check("PrepLocal", err) {
+					flist, err := r.Prep(n.ucx, dram(far.buf.Desc(0, 4096)))
+					if check("Prep", err) {
+						x, err := nixl.NewTransfer(nixl.Write, list, []int32{0}, flist, []int32{0}, nixl.XferOptions{})
+						if check("NewTransfer", err) {
+							if check("Run", x.Run(context.Background())) {
+								transfers.Add(1)
+							}
+							check("Close", x.Close())
+						}
+						check("Close", flist.Close())
+					}
+					check("Close", list.Close())
+				}
+				x, err := r.NewTransfer(nixl.Read, n.ucx, dram(n.buf.Desc(0, 64)), dram(far.buf.Desc(0, 64)), nixl.XferOptions{})
+				if check("NewTransfer", err) {
+					check("Run", x.Run(context.Background()))
+					// Left open: Remote.Close and Agent.Close end it.
+				}
+				check("Notify", r.Notify([]byte("x")))
+			}
+		})
+	}
+	all.Go(func() {
+		tick := time.NewTicker(3 * time.Millisecond)
+		defer tick.Stop()
+		for !stopped() {
+			<-tick.C
+			if r, ok := n.Remote(far.Name()); ok {
+				check("Remote.Close", r.Close())
+			}
+			n.Stats()
+		}
+	})
+	eventually(t, "50 transfers", func() bool { return transfers.Load() >= 50 })
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	close(stop)
+	all.Wait()
+	if s := n.Stats(); s.Transfers+s.Lists+s.Registrations+s.Remotes+s.Running != 0 {
+		t.Errorf("left over: %+v", s)
 	}
 }

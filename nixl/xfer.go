@@ -227,6 +227,11 @@ func (t *Transfer) fromDescs(b *Backend, local, remote Descs, o *XferOptions, fa
 	}
 	a.mu.Lock()
 	a.xfers[t] = struct{}{}
+	// A peer that goes lists its transfers after it has said so: either it
+	// finds this one or this one finds that.
+	if err == nil && t.remote.err() != nil {
+		err = fail(t.remote.err(), "")
+	}
 	a.mu.Unlock()
 	if err != nil {
 		return err
