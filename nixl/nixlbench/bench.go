@@ -64,6 +64,7 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	stderr = pair.Locked(stderr)
 	p := pair.Options{Self: self, Lib: lib, Local: o.local, Remote: o.remote, Params: params, Stderr: stderr}
 	if o.serve != "" {
 		return serve(ctx, o.serve, p, stderr)

@@ -7,8 +7,23 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 )
+
+// Locked makes a writer that several processes' outputs may go to.
+func Locked(w io.Writer) io.Writer { return &locked{w: w} }
+
+type locked struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
 
 // Process is a child that answers lines.
 type Process struct {
@@ -84,7 +99,7 @@ type Options struct {
 	Local, Remote Side
 	Params        map[string]string // of the UCX backend, both sides
 	Env           []string          // added to both processes' environment
-	Stderr        io.Writer
+	Stderr        io.Writer         // of all processes: see Locked
 }
 
 // StartTarget starts a target.
