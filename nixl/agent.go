@@ -269,10 +269,10 @@ func (a *Agent) Stats() Stats {
 	a.mu.Lock()
 	s := Stats{
 		Backends: len(a.backends), Registrations: len(a.regs), Lists: len(a.lists), Transfers: len(a.xfers), Remotes: len(a.remotes),
-		NotifsQueued: a.notifs.queued(),
 	}
 	all := a.transfers(nil)
 	a.mu.Unlock()
+	s.NotifsQueued = a.notifs.queued()
 	for _, t := range all {
 		t.mu.Lock()
 		if t.state == xferRunning {
