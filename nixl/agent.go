@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/nixl/internal/capi"
@@ -134,6 +135,9 @@ type Agent struct {
 	// writing while it is destroyed. Posting and polling do not take it: they
 	// hold their transfer, and Close takes these first.
 	life sync.RWMutex
+
+	// spare holds an empty list of the library's for each side and memory type.
+	spare [2][File + 1]atomic.Uintptr
 
 	making sync.Mutex // one backend is made at a time; taken before life
 

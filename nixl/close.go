@@ -125,6 +125,13 @@ func (a *Agent) destroy(stuck []*Transfer) error {
 	for _, b := range a.backends {
 		a.lib.c.DestroyBackend(b.h)
 	}
+	for i := range a.spare {
+		for m := range a.spare[i] {
+			if spare := a.spare[i][m].Swap(0); spare != 0 {
+				a.lib.c.DestroySpare(spare)
+			}
+		}
+	}
 	if len(stuck) > 0 {
 		e := a.fail("close agent")
 		e.Cause = ErrBusy

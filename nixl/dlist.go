@@ -103,7 +103,10 @@ func (b *Backend) prep(r *Remote, d Descs) (*DescList, error) {
 func (l *DescList) prepare(d Descs, fail func(error, string) *Error) error {
 	a, b := l.agent, l.backend
 	var err error
-	if l.uses, err = a.claim(b, l.remote, d, fail); err != nil {
+	if e := l.remote.uncovered(b, d, fail); e != nil {
+		return e
+	}
+	if l.uses, _, err = a.claim(b, l.remote, d, fail); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -132,67 +135,59 @@ func (l *DescList) prepare(d Descs, fail func(error, string) *Error) error {
 	return nil
 }
 
-// claim checks that descriptors lie in registered memory, of this agent (peer
-// nil or the agent itself) or of the peer as far as its metadata told, and
-// counts their user on the registrations and the peer. It fails without having
-// counted anything.
-func (a *Agent) claim(b *Backend, r *Remote, d Descs, fail func(error, string) *Error) ([]*Registration, error) {
-	var uses []*Registration
+// claim checks that descriptors lie in registered memory of this agent, when
+// they are of this agent (peer nil or the agent itself), and counts their user
+// on the registrations and the peer. It fails without having counted anything.
+// The bytes are those of memory of this agent.
+func (a *Agent) claim(b *Backend, r *Remote, d Descs, fail func(error, string) *Error) (uses []*Registration, bytes uint64, err error) {
 	if r == nil || r.self {
-		var err error
-		if uses, err = a.cover(b, d, fail); err != nil {
-			return nil, err
+		if uses, bytes, err = a.cover(b, d, fail); err != nil {
+			return nil, 0, err
 		}
-	} else if at, known := r.uncovered(b, d); known && at < len(d.List) {
-		x := d.List[at]
-		e := fail(ErrNotRegistered, fmt.Sprintf("descriptor %d [%#x, %#x) device %d is in no one region of the peer", at, x.Addr, x.Addr+x.Len, x.Dev))
-		e.Remedy = "has the peer registered it since? then load its metadata again"
-		return nil, e
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, g := range uses {
 		if g.closing {
-			return nil, fail(ErrClosed, "a registration that it needs was closed")
+			return nil, 0, fail(ErrClosed, "a registration that it needs was closed")
 		}
 	}
 	if r != nil && !r.self {
 		if err := r.err(); err != nil {
-			return nil, fail(err, "")
+			return nil, 0, fail(err, "")
 		}
 		r.users++
 	}
 	for _, g := range uses {
 		g.users++
 	}
-	return uses, nil
+	return uses, bytes, nil
 }
 
 // cover finds the registrations that descriptors of this agent lie in.
-func (a *Agent) cover(b *Backend, d Descs, fail func(error, string) *Error) ([]*Registration, error) {
+func (a *Agent) cover(b *Backend, d Descs, fail func(error, string) *Error) (uses []*Registration, bytes uint64, err error) {
 	a.mu.Lock()
 	set := a.regions[regionKey{b, d.Mem}]
 	a.mu.Unlock()
 	if set == nil || len(set.ranges) == 0 {
-		return nil, fail(ErrNotRegistered, fmt.Sprintf("no %s is registered with backend %s", d.Mem, b.name))
+		return nil, 0, fail(ErrNotRegistered, fmt.Sprintf("no %s is registered with backend %s", d.Mem, b.name))
 	}
 	var few [64]uint8
 	used := few[:]
 	if len(set.ranges) > len(few) {
 		used = make([]uint8, len(set.ranges))
 	}
-	n, _ := capi.Cover(toC(d.List), set.ranges, used)
+	n, bytes := capi.Cover(toC(d.List), set.ranges, used)
 	if n < len(d.List) {
 		x := d.List[n]
-		return nil, fail(ErrNotRegistered, fmt.Sprintf("descriptor %d [%#x, %#x) device %d is in no one registered region of backend %s", n, x.Addr, x.Addr+x.Len, x.Dev, b.name))
+		return nil, 0, fail(ErrNotRegistered, fmt.Sprintf("descriptor %d [%#x, %#x) device %d is in no one registered region of backend %s", n, x.Addr, x.Addr+x.Len, x.Dev, b.name))
 	}
-	var uses []*Registration
 	for i, owner := range set.owners {
 		if used[i] != 0 && (len(uses) == 0 || !containsReg(uses, owner)) {
 			uses = append(uses, owner)
 		}
 	}
-	return uses, nil
+	return uses, bytes, nil
 }
 
 func containsReg(list []*Registration, r *Registration) bool {

@@ -32,31 +32,36 @@ func (t *Transfer) PostNotif(msg []byte) (done bool, err error) {
 
 func (t *Transfer) post(msg []byte, has, replace bool) (bool, error) {
 	t.mu.Lock()
-	if err := t.usable("post"); err != nil {
+	if t.abandoned != nil || t.state >= xferReleased || t.state == xferRunning {
+		err := t.unpostable()
 		t.mu.Unlock()
 		return false, err
-	}
-	if t.state == xferRunning {
-		t.mu.Unlock()
-		e := t.fail("post")
-		e.Cause, e.Detail = ErrRepostActive, "wait for its end first"
-		return false, e
 	}
 	t.state, t.posting, t.err = xferRunning, true, nil
 	t.takeToken()
 	t.mu.Unlock()
 
+	if t.gate != nil {
+		t.gate.enter()
+	}
 	var r capi.Result
-	t.posts.enter()
 	if replace {
 		r = t.hot.PostNotif(t.req, msg, has, t.cuda)
 	} else {
 		r = t.hot.Post(t.req, t.cuda)
 	}
-	t.posts.leave()
+	if t.gate != nil {
+		t.gate.leave()
+	}
 
 	t.mu.Lock()
 	t.posting = false
+	if r == capi.Success && t.abandoned == nil { // the way that counts
+		t.state = xferEnded
+		t.giveToken()
+		t.mu.Unlock()
+		return true, nil
+	}
 	act := t.settle("post", r)
 	done, failed, gone := t.state == xferEnded, t.err, t.abandoned
 	if act&actRelease != 0 {
@@ -71,6 +76,16 @@ func (t *Transfer) post(msg []byte, has, replace bool) (bool, error) {
 		return done, gone
 	}
 	return done, nil
+}
+
+// unpostable says why the transfer cannot be posted. It needs mu.
+func (t *Transfer) unpostable() error {
+	if err := t.usable("post"); err != nil {
+		return err
+	}
+	e := t.fail("post")
+	e.Cause, e.Detail = ErrRepostActive, "wait for its end first"
+	return e
 }
 
 // settle records a result of the library. It needs mu; the caller hands what

@@ -129,15 +129,22 @@ func (r *Remote) Regions() []MetadataRegion {
 	return nil
 }
 
-// uncovered returns the index of the first descriptor outside the peer's
-// regions, or the length; known is false when the regions are not known.
-func (r *Remote) uncovered(b *Backend, d Descs) (at int, known bool) {
-	ranges := r.rangesOf(b, d.Mem)
-	if ranges == nil {
-		return 0, r.ranges.Load() != nil && len(d.List) > 0
+// uncovered is an error about the first descriptor outside the peer's regions,
+// as far as its metadata told them; nil when there is none, or for this agent.
+func (r *Remote) uncovered(b *Backend, d Descs, fail func(error, string) *Error) *Error {
+	if r == nil || r.self || r.ranges.Load() == nil {
+		return nil
 	}
-	at, _ = capi.Cover(toC(d.List), ranges, make([]uint8, len(ranges)))
-	return at, true
+	at, ranges := 0, r.rangesOf(b, d.Mem)
+	if len(ranges) > 0 {
+		at, _ = capi.Cover(toC(d.List), ranges, make([]uint8, len(ranges)))
+	}
+	if at == len(d.List) {
+		return nil
+	}
+	x := d.List[at]
+	e := fail(ErrNotRegistered, fmt.Sprintf("descriptor %d [%#x, %#x) device %d is in no one region of the peer", at, x.Addr, x.Addr+x.Len, x.Dev))
+	return e.withRemedy("has the peer registered it since? then load its metadata again")
 }
 
 func (r *Remote) rangesOf(b *Backend, m MemType) []capi.Range {

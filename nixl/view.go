@@ -67,7 +67,7 @@ func (v *View) make(d Descs, peers []*Remote, fail func(error, string) *Error) (
 	a, b := v.agent, v.backend
 	var cerr *capi.CallError
 	if peers == nil {
-		if v.uses, err = a.claim(b, nil, d, fail); err != nil {
+		if v.uses, _, err = a.claim(b, nil, d, fail); err != nil {
 			return err
 		}
 		v.h, cerr = a.lib.c.LocalView(a.h, b.h, int(d.Mem), toC(d.List))

@@ -57,9 +57,9 @@ const (
 // All methods may be called from several goroutines.
 type Transfer struct {
 	// The hot path needs these and what mu guards, and nothing behind agent.
-	hot   capi.Hot
-	posts *gate
-	cuda  int // device whose context posting needs, -1: none
+	hot  capi.Hot
+	gate *gate // bounds posts that may block for long; nil for a small transfer
+	cuda int   // device whose context posting needs, -1: none
 
 	mu        sync.Mutex
 	req       uintptr
@@ -110,7 +110,7 @@ func NewTransfer(op Op, local *DescList, li []int32, remote *DescList, ri []int3
 		return nil, fail(ErrInvalidParam, fmt.Sprintf("remote index %d is %d of %d", i, ri[i], remote.n))
 	}
 	t := &Transfer{
-		hot: a.hot, posts: a.lib.posts, agent: a, remote: remote.remote, op: op, descs: len(li), cuda: cudaOf(local, remote),
+		hot: a.hot, gate: a.lib.posts, agent: a, remote: remote.remote, op: op, descs: len(li), cuda: cudaOf(local, remote),
 		where: [2]string{b.name, local.mem.String() + "/" + remote.mem.String()},
 	}
 	if err := a.enter("make transfer"); err != nil {
@@ -194,13 +194,10 @@ func (r *Remote) NewTransfer(op Op, b *Backend, local, remote Descs, o XferOptio
 	case n != len(remote.List) || n == 0 || n >= maxList:
 		return nil, fail(ErrMismatch, fmt.Sprintf("%d local and %d remote descriptors", n, len(remote.List)))
 	}
-	if i := capi.FirstUnequal(toC(local.List), toC(remote.List)); i < n {
-		return nil, fail(ErrMismatch, fmt.Sprintf("pair %d: %d bytes local, %d remote", i, local.List[i].Len, remote.List[i].Len))
-	}
 	if err := a.enter("make transfer"); err != nil {
 		return nil, err
 	}
-	t := &Transfer{hot: a.hot, posts: a.lib.posts, agent: a, remote: r, op: op, cuda: -1, where: [2]string{b.name, mems}}
+	t := &Transfer{hot: a.hot, gate: a.lib.posts, agent: a, remote: r, op: op, cuda: -1, where: [2]string{b.name, mems}}
 	t.mu.Lock() // whoever ends the peer meanwhile waits until the request is there
 	err := t.fromDescs(b, local, remote, &o, fail)
 	t.mu.Unlock()
@@ -212,13 +209,20 @@ func (r *Remote) NewTransfer(op Op, b *Backend, local, remote Descs, o XferOptio
 	return t, nil
 }
 
+// smallPost is how many bytes are moved before the runtime would notice that a
+// thread is blocked and start another (20 µs): such posts need no gate.
+const smallPost = 32 << 10
+
 func (t *Transfer) fromDescs(b *Backend, local, remote Descs, o *XferOptions, fail func(error, string) *Error) error {
 	a := t.agent
-	uses, err := a.claim(b, nil, local, fail)
+	uses, bytes, err := a.claim(b, nil, local, fail)
 	if err != nil {
 		return err
 	}
-	far, err := a.claim(b, t.remote, remote, fail)
+	if bytes <= smallPost {
+		t.gate = nil
+	}
+	far, _, err := a.claim(b, t.remote, remote, fail)
 	t.uses = append(uses, far...)
 	if err != nil {
 		// What the first claim counted is dropped with the transfer, but the
@@ -246,20 +250,62 @@ func (t *Transfer) fromDescs(b *Backend, local, remote Descs, o *XferOptions, fa
 		{Mem: int(local.Mem), Descs: toC(local.List), Ranges: own},
 		{Mem: int(remote.Mem), Descs: toC(remote.List), Ranges: t.remote.rangesOf(b, remote.Mem)},
 	}
+	if sides[1].Ranges == nil {
+		// Nothing of the kind is registered there, or nothing is known.
+		if err := t.remote.uncovered(b, remote, fail); err != nil {
+			return err
+		}
+	}
 	options := o.toC(b.h, t.cuda)
-	req, made, cerr := a.lib.c.CreateXfer(a.h, int(t.op), sides[0], sides[1], t.remote.name, &options)
+	a.takeSpares(&sides)
+	defer a.keepSpares(&sides)
+	req, made, cerr := a.lib.c.CreateXfer(a.h, int(t.op), &sides[0], &sides[1], t.remote.name, &options)
 	if cerr != nil && made < len(local.List) && sides[1].Ranges == nil {
 		// Joining may have crossed a border between regions of the peer that
 		// are not known here.
 		options.SkipMerge = true
-		req, made, cerr = a.lib.c.CreateXfer(a.h, int(t.op), sides[0], sides[1], t.remote.name, &options)
+		req, made, cerr = a.lib.c.CreateXfer(a.h, int(t.op), &sides[0], &sides[1], t.remote.name, &options)
 	}
 	if cerr != nil {
-		e := fail(nil, fmt.Sprintf("%d descriptors", len(local.List))).from(cerr)
-		return e.withRemedy("does the peer's metadata cover the descriptors (Remote.Covers)? NIXL does not tell the reason here")
+		return t.refused(b, local, remote, cerr, fail)
 	}
 	t.req, t.descs = req, made
 	return nil
+}
+
+// takeSpares lends lists that earlier transfers have left to the sides.
+func (a *Agent) takeSpares(sides *[2]capi.Side) {
+	for i := range sides {
+		if m := sides[i].Mem; m >= 0 && m < len(a.spare[i]) {
+			sides[i].Spare = a.spare[i][m].Swap(0)
+		}
+	}
+}
+
+// keepSpares keeps them for the next transfer; one of each kind is enough.
+func (a *Agent) keepSpares(sides *[2]capi.Side) {
+	for i := range sides {
+		spare := sides[i].Spare
+		if m := sides[i].Mem; m >= 0 && m < len(a.spare[i]) {
+			spare = a.spare[i][m].Swap(spare)
+		}
+		if spare != 0 {
+			a.lib.c.DestroySpare(spare)
+		}
+	}
+}
+
+// refused finds out why a transfer was not made: the library does not tell, and
+// looking before it is asked would cost every transfer that is in order.
+func (t *Transfer) refused(b *Backend, local, remote Descs, cerr *capi.CallError, fail func(error, string) *Error) *Error {
+	if i := capi.FirstUnequal(toC(local.List), toC(remote.List)); i < len(local.List) {
+		return fail(ErrMismatch, fmt.Sprintf("pair %d: %d bytes local, %d remote", i, local.List[i].Len, remote.List[i].Len))
+	}
+	if err := t.remote.uncovered(b, remote, fail); err != nil {
+		return err
+	}
+	e := fail(nil, fmt.Sprintf("%d descriptors", len(local.List))).from(cerr)
+	return e.withRemedy("does the peer's metadata cover the descriptors (Remote.Covers)? NIXL does not tell the reason here")
 }
 
 // drop undoes a transfer that was not made. The caller must not hold

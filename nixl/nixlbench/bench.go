@@ -145,7 +145,9 @@ type Measure struct {
 	Build float64 `json:"build_us"`
 	// BuildArray is Python's from numpy arrays.
 	BuildArray float64 `json:"build_array_us,omitempty"`
-	Descs      int     `json:"descs,omitempty"`
+	// Prepared is as Build, from prepared lists.
+	Prepared float64 `json:"prepared_us,omitempty"`
+	Descs    int     `json:"descs,omitempty"`
 }
 
 type bench struct {
@@ -381,7 +383,7 @@ func (b *bench) runCase(c namedCase) (Row, error) {
 func measureOf(r pair.Result, c pair.Case) Measure {
 	return Measure{
 		GBps: r.GBps(c), Wall: r.WallPerOp(), CPU: r.CPUPerOp(), Build: float64(r.BuildNSec) / 1e3,
-		BuildArray: float64(r.BuildArrayNSec) / 1e3, Descs: r.Descs,
+		BuildArray: float64(r.BuildArrayNSec) / 1e3, Prepared: float64(r.PreparedNSec) / 1e3, Descs: r.Descs,
 	}
 }
 
@@ -392,7 +394,7 @@ func better(old, m Measure) Measure {
 	}
 	m.GBps = max(m.GBps, old.GBps)
 	m.Wall, m.CPU, m.Build = min(m.Wall, old.Wall), min(m.CPU, old.CPU), min(m.Build, old.Build)
-	m.BuildArray = min(m.BuildArray, old.BuildArray)
+	m.BuildArray, m.Prepared = min(m.BuildArray, old.BuildArray), min(m.Prepared, old.Prepared)
 	return m
 }
 

@@ -79,6 +79,9 @@ func builds(g, m Measure) string {
 	if m.BuildArray > 0 {
 		s += fmt.Sprintf(" (from numpy arrays %.1f×)", ratio(m.BuildArray, g.Build))
 	}
+	if g.Prepared > 0 && m.Prepared > 0 {
+		s += fmt.Sprintf(", from prepared lists %.1f× (%.1f× as fast as its building)", ratio(m.Prepared, g.Prepared), ratio(m.Build, g.Prepared))
+	}
 	return s
 }
 

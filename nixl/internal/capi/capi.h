@@ -191,13 +191,17 @@ struct nx_side {
 	const struct nx_desc *descs;
 	const struct nx_range *ranges; // where neighbours may not be joined across
 	size_t range_count;
+	// An empty list of the library's to fill, or 0; on return one to fill the
+	// next time, or 0. A list that has grown once need not grow again.
+	uintptr_t spare;
 	int32_t mem;
 	int32_t pad;
 };
+void nx_spare_destroy(const struct nx *l, uintptr_t spare);
 // nx_create makes a transfer of n pairs; *made tells how many were left after
 // joining.
-uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, const struct nx_side *local,
-		    const struct nx_side *remote, size_t n, const char *name, const struct nx_xfer_opt *o, size_t *made,
+uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, struct nx_side *local, struct nx_side *remote,
+		    size_t n, const char *name, const struct nx_xfer_opt *o, size_t *made,
 		    struct nx_err *e);
 // The next five take the struct nx as a number, which spares Go a check of
 // the pointer. They answer a status in the low and the C++ status in the

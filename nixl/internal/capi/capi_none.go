@@ -71,7 +71,7 @@ func (*Lib) MakeXfer(uintptr, int, uintptr, []int32, uintptr, []int32, *XferOpti
 	return 0, errNone
 }
 
-func (*Lib) CreateXfer(uintptr, int, Side, Side, string, *XferOptions) (uintptr, int, *CallError) {
+func (*Lib) CreateXfer(uintptr, int, *Side, *Side, string, *XferOptions) (uintptr, int, *CallError) {
 	return 0, 0, errNone
 }
 func (*Lib) ReleaseXfer(uintptr, uintptr) *CallError            { return errNone }
@@ -96,3 +96,4 @@ func (Hot) PostNotif(uintptr, []byte, bool, int) Result { return Backend }
 func (Hot) Status(uintptr) Result                       { return Backend }
 func (Hot) Wait(uintptr, int64) Result                  { return Backend }
 func (Hot) StatusMany([]uintptr, []Result)              {}
+func (*Lib) DestroySpare(uintptr)                       {}

@@ -21,6 +21,8 @@ const (
 	NoTelemetry  = -5
 	NotFound     = -6
 	NoMemory     = -100 // ours: the C heap is exhausted
+	Unequal      = -101 // ours: a pair of descriptors of unequal lengths
+	Uncovered    = -102 // ours: a descriptor outside the ranges
 )
 
 // CallError is what a failed call answered.
@@ -87,6 +89,7 @@ type Side struct {
 	Mem    int
 	Descs  []Desc
 	Ranges []Range
+	Spare  uintptr // an empty list to fill, 0 for none; CreateXfer puts one for the next time here
 }
 
 // Hot is a library and an agent as two numbers: posting and polling touch

@@ -10,6 +10,8 @@ enum {
 	NX_ERR_INVALID_PARAM = -1,
 	NX_ERR_BACKEND = -2,
 	NX_ERR_NO_MEMORY = -100, // ours: malloc failed
+	NX_ERR_UNEQUAL = -101,   // ours: a pair of descriptors of unequal lengths
+	NX_ERR_UNCOVERED = -102, // ours: a descriptor outside the ranges
 };
 
 // nx_fail fills e (which may be NULL) and returns its status.
@@ -44,10 +46,11 @@ int nx_xfer_list(const struct nx *l, int mem, const struct nx_desc *d, size_t n,
 int nx_reg_list(const struct nx *l, int mem, const struct nx_desc *d, size_t n, const char *metas,
 		const size_t *meta_lens, void **list);
 
-// nx_merge_each is nx_merge that hands each pair to emit instead of keeping it;
-// a status of emit other than 0 ends it.
+// nx_merge_each is nx_merge that hands each pair to emit instead of keeping it,
+// and without join leaves pairs apart; a status of emit other than 0 ends it, as
+// does a pair of unequal lengths or outside the ranges.
 int nx_merge_each(const struct nx_desc *a, const struct nx_desc *b, size_t n, const struct nx_range *ra, size_t na,
-		  const struct nx_range *rb, size_t nb, int sort,
+		  const struct nx_range *rb, size_t nb, int sort, int join,
 		  int (*emit)(void *to, const struct nx_desc *a, const struct nx_desc *b), void *to, size_t *made);
 
 // nx_cuda_enter makes the primary context of the device current when the

@@ -146,7 +146,7 @@ static int follows(const struct nx_desc *d, const struct nx_desc *next)
 }
 
 int nx_merge_each(const struct nx_desc *a, const struct nx_desc *b, size_t n, const struct nx_range *ra, size_t na,
-		  const struct nx_range *rb, size_t nb, int sort,
+		  const struct nx_range *rb, size_t nb, int sort, int join,
 		  int (*emit)(void *to, const struct nx_desc *a, const struct nx_desc *b), void *to, size_t *made)
 {
 	size_t at_a = 0, at_b = 0, last_a = 0, last_b = 0;
@@ -161,11 +161,19 @@ int nx_merge_each(const struct nx_desc *a, const struct nx_desc *b, size_t n, co
 	for (size_t k = 0; k < n && status == NX_SUCCESS; k++) {
 		size_t i = order != NULL ? order[k] : k;
 		const struct nx_desc *da = &a[i], *db = &b[i];
-		if (na > 1)
+		if (da->len != db->len) {
+			status = NX_ERR_UNEQUAL;
+			break;
+		}
+		if (na > 0)
 			at_a = find(da, ra, na, at_a);
-		if (nb > 1)
+		if (nb > 0)
 			at_b = find(db, rb, nb, at_b);
-		if (k > 0 && at_a == last_a && at_b == last_b && follows(&pa, da) && follows(&pb, db)) {
+		if ((na > 0 && at_a == na) || (nb > 0 && at_b == nb)) {
+			status = NX_ERR_UNCOVERED;
+			break;
+		}
+		if (join && k > 0 && at_a == last_a && at_b == last_b && follows(&pa, da) && follows(&pb, db)) {
 			pa.len += da->len;
 			pb.len += db->len;
 		} else {
@@ -204,7 +212,7 @@ size_t nx_merge(const struct nx_desc *a, const struct nx_desc *b, size_t n, cons
 {
 	struct arrays out = {out_a, out_b};
 	size_t made = 0;
-	return nx_merge_each(a, b, n, ra, na, rb, nb, sort, into_arrays, &out, &made) == NX_SUCCESS ? made : 0;
+	return nx_merge_each(a, b, n, ra, na, rb, nb, sort, 1, into_arrays, &out, &made) == NX_SUCCESS ? made : 0;
 }
 
 int nx_sort_index(const int32_t *a, const int32_t *b, size_t n, int32_t *out_a, int32_t *out_b)

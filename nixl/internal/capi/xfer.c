@@ -88,28 +88,46 @@ static int into_lists(void *to, const struct nx_desc *a, const struct nx_desc *b
 static int fill_lists(struct lists *x, const struct nx_side *local, const struct nx_side *remote, size_t n, int flags,
 		      size_t *made)
 {
-	nx_reserve(x->l, x->a, n);
-	nx_reserve(x->l, x->b, n);
-	if (!(flags & NX_SKIP_MERGE))
-		return nx_merge_each(local->descs, remote->descs, n, local->ranges, local->range_count, remote->ranges,
-				     remote->range_count, flags & NX_SORT, into_lists, x, made);
-	int status = NX_SUCCESS;
-	for (size_t i = 0; i < n && status == NX_SUCCESS; i++)
-		status = into_lists(x, &local->descs[i], &remote->descs[i]);
-	*made = n;
-	return status;
+	int join = !(flags & NX_SKIP_MERGE);
+	return nx_merge_each(local->descs, remote->descs, n, local->ranges, local->range_count, remote->ranges,
+			     remote->range_count, flags & NX_SORT, join, into_lists, x, made);
 }
 
-uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, const struct nx_side *local,
-		    const struct nx_side *remote, size_t n, const char *name, const struct nx_xfer_opt *o, size_t *made,
-		    struct nx_err *e)
+// Lists up to this length are kept for the next transfer: 24 bytes each.
+enum { KEEP_MAX = 1 << 15 };
+
+// borrow takes the spare list of a side or makes one.
+static int borrow(const struct nx *l, struct nx_side *s, void **list)
+{
+	*list = NX_P(s->spare);
+	s->spare = 0;
+	return *list != NULL ? NX_SUCCESS : l->create_xfer_dlist(s->mem, list);
+}
+
+// give_back empties a list for the next time, or destroys it.
+static void give_back(const struct nx *l, struct nx_side *s, void *list, size_t n)
+{
+	if (n <= KEEP_MAX && l->xfer_dlist_clear != NULL && l->xfer_dlist_clear(list) == NX_SUCCESS)
+		s->spare = (uintptr_t)list;
+	else
+		l->destroy_xfer_dlist(list);
+}
+
+void nx_spare_destroy(const struct nx *l, uintptr_t spare)
+{
+	if (spare != 0)
+		l->destroy_xfer_dlist(NX_P(spare));
+}
+
+uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, struct nx_side *local, struct nx_side *remote,
+		    size_t n, const char *name, const struct nx_xfer_opt *o, size_t *made, struct nx_err *e)
 {
 	void *req = NULL, *opt = NULL;
 	struct lists x = {.l = l};
 	*made = 0;
-	int status = l->create_xfer_dlist(local->mem, &x.a);
+	int status = borrow(l, local, &x.a);
 	if (status == NX_SUCCESS) {
-		status = l->create_xfer_dlist(remote->mem, &x.b);
+		status = borrow(l, remote, &x.b);
 		if (status == NX_SUCCESS) {
 			status = fill_lists(&x, local, remote, n, o->flags, made);
 			if (status == NX_SUCCESS)
@@ -120,9 +138,9 @@ uintptr_t nx_create(const struct nx *l, uintptr_t agent, int op, const struct nx
 				nx_cuda_leave(l, entered);
 				l->destroy_opt_args(opt);
 			}
-			l->destroy_xfer_dlist(x.b);
+			give_back(l, remote, x.b, n);
 		}
-		l->destroy_xfer_dlist(x.a);
+		give_back(l, local, x.a, n);
 	}
 	return nx_check(l, e, status) == NX_SUCCESS ? (uintptr_t)req : 0;
 }

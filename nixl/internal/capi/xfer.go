@@ -67,16 +67,16 @@ func (l *Lib) MakeXfer(agent uintptr, op int, local uintptr, li []int32, remote 
 
 // CreateXfer makes a transfer from two lists of equal, non-zero length and
 // tells how many pairs it has after joining neighbours.
-func (l *Lib) CreateXfer(agent uintptr, op int, local, remote Side, name string, o *XferOptions) (uintptr, int, *CallError) {
+func (l *Lib) CreateXfer(agent uintptr, op int, local, remote *Side, name string, o *XferOptions) (uintptr, int, *CallError) {
 	var e C.struct_nx_err
 	var c C.struct_nx_xfer_opt
 	var made C.size_t
 	var pin runtime.Pinner
 	defer pin.Unpin()
 	o.fill(&c, &pin)
-	side := func(s Side) C.struct_nx_side {
+	side := func(s *Side) C.struct_nx_side {
 		pin.Pin(&s.Descs[0])
-		out := C.struct_nx_side{descs: descPtr(s.Descs), mem: C.int32_t(s.Mem)}
+		out := C.struct_nx_side{descs: descPtr(s.Descs), mem: C.int32_t(s.Mem), spare: C.uintptr_t(s.Spare)}
 		if len(s.Ranges) > 0 {
 			pin.Pin(&s.Ranges[0])
 			out.ranges, out.range_count = rangePtr(s.Ranges), C.size_t(len(s.Ranges))
@@ -85,11 +85,15 @@ func (l *Lib) CreateXfer(agent uintptr, op int, local, remote Side, name string,
 	}
 	a, b := side(local), side(remote)
 	req := C.nx_create(l.c, C.uintptr_t(agent), C.int(op), &a, &b, C.size_t(len(local.Descs)), cstr(name), &c, &made, &e)
+	local.Spare, remote.Spare = uintptr(a.spare), uintptr(b.spare)
 	if req == 0 {
 		return 0, int(made), l.err(&e)
 	}
 	return uintptr(req), int(made), nil
 }
+
+// DestroySpare frees a list that CreateXfer left; 0 is none.
+func (l *Lib) DestroySpare(spare uintptr) { C.nx_spare_destroy(l.c, C.uintptr_t(spare)) }
 
 // Hot returns what the hot path needs of an agent.
 func (l *Lib) Hot(agent uintptr) Hot { return Hot{uintptr(l.n), agent} }

@@ -18,9 +18,8 @@
 //	case OP LEN COUNT STRIDE NSEC
 //
 // with `result ITERS CPU_NSEC WALL_NSEC BUILD_NSEC DESCS BUILD_ARRAY_NSEC
-// BEST_CPU BEST_WALL`, after at least that much time of reposting one request
-// (the last two are nanoseconds of a thousand transfers in the best chunk of
-// them), and `fill`, `check` as the target does,
+// BEST_CPU BEST_WALL PREPARED_NSEC`, after at least that much time of reposting one request
+// (BEST are nanoseconds of a thousand transfers in the best chunk of them), and `fill`, `check` as the target does,
 // `raw LEN COUNT STRIDE` with a result of a plain copy.
 package pair
 
@@ -103,6 +102,7 @@ type Result struct {
 	Descs          int   // after joining, 0 when unknown
 	BestCPU        int64 // nanoseconds of 1000 transfers, in the best chunk
 	BestWall       int64
+	PreparedNSec   int64 // as BuildNSec, from prepared lists
 }
 
 // CPUPerOp is microseconds of the calling thread's CPU per transfer, in the
@@ -122,13 +122,13 @@ func (r Result) GBps(c Case) float64 {
 
 // Line is the initiator's answer.
 func (r Result) Line() string {
-	return fmt.Sprintf("result %d %d %d %d %d %d %d %d", r.Iters, r.CPUNSec, r.WallNSec, r.BuildNSec, r.Descs, r.BuildArrayNSec, r.BestCPU, r.BestWall)
+	return fmt.Sprintf("result %d %d %d %d %d %d %d %d %d", r.Iters, r.CPUNSec, r.WallNSec, r.BuildNSec, r.Descs, r.BuildArrayNSec, r.BestCPU, r.BestWall, r.PreparedNSec)
 }
 
 // ParseResult reads the answer to a case; an `error` line is an error.
 func ParseResult(line string) (Result, error) {
 	w := strings.Fields(line)
-	if len(w) != 9 || w[0] != "result" {
+	if len(w) != 10 || w[0] != "result" {
 		return Result{}, answerError(line)
 	}
 	n, err := numbers(w[1:])
@@ -137,7 +137,7 @@ func ParseResult(line string) (Result, error) {
 	}
 	return Result{
 		Iters: n[0], CPUNSec: int64(n[1]), WallNSec: int64(n[2]), BuildNSec: int64(n[3]), Descs: n[4],
-		BuildArrayNSec: int64(n[5]), BestCPU: int64(n[6]), BestWall: int64(n[7]),
+		BuildArrayNSec: int64(n[5]), BestCPU: int64(n[6]), BestWall: int64(n[7]), PreparedNSec: int64(n[8]),
 	}, nil
 }
 

@@ -64,7 +64,7 @@ func TestLines(t *testing.T) {
 	if err != nil || got.Side != want.Side || got.Name != "n" || got.Addr != want.Addr || !bytes.Equal(got.Blob, want.Blob) {
 		t.Errorf("target %+v, %v", got, err)
 	}
-	r := Result{Iters: 5, CPUNSec: 1000, WallNSec: 2000, BuildNSec: 7, BuildArrayNSec: 3, Descs: 2, BestCPU: 8, BestWall: 9}
+	r := Result{Iters: 5, CPUNSec: 1000, WallNSec: 2000, BuildNSec: 7, BuildArrayNSec: 3, Descs: 2, BestCPU: 8, BestWall: 9, PreparedNSec: 10}
 	if back, err := ParseResult(r.Line()); err != nil || back != r {
 		t.Errorf("result %+v, %v", back, err)
 	}
