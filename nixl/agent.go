@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -157,6 +158,7 @@ type Agent struct {
 	poisoned map[string]struct{}
 	loading  string // name that AddRemote is loading
 
+	leak      *leak
 	closeOnce sync.Once
 	closeErr  error
 	closing   chan struct{} // closed when Close begins
@@ -182,7 +184,23 @@ func NewAgent(lib *Library, cfg Config) (*Agent, error) {
 	}
 	a.hot = lib.c.Hot(a.h)
 	a.react = newReactor(a)
+	a.leak = &leak{name: cfg.Name, log: cfg.Logger}
+	runtime.AddCleanup(a, (*leak).report, a.leak)
 	return a, nil
+}
+
+// leak tells of an agent that was dropped without Close. It frees nothing: the
+// order in which things end matters, and the collector knows none.
+type leak struct {
+	name   string
+	log    *slog.Logger
+	closed atomic.Bool
+}
+
+func (l *leak) report() {
+	if !l.closed.Load() {
+		l.log.Error("nixl agent was dropped without Close: its memory, threads and connections stay", "agent", l.name)
+	}
 }
 
 // create makes the agent in the library; with a listener on a port of our

@@ -22,6 +22,7 @@ func (a *Agent) Close() error {
 }
 
 func (a *Agent) close() error {
+	a.leak.closed.Store(true)
 	close(a.closing)
 	// Whoever is inside a call that makes something finishes it first.
 	a.life.Lock()

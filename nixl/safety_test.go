@@ -2,8 +2,10 @@ package nixl_test
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -316,6 +318,13 @@ func TestMapBuffer(t *testing.T) {
 			t.Errorf("alignment %d: %v", o.Align, err)
 		}
 	}
+	// Reserved huge pages are there or not; without them the error says what to do.
+	huge, err := nixl.MapBuffer(1, nixl.MapOptions{Pages: nixl.PagesHuge2M})
+	if err != nil {
+		wantErr(t, "huge pages", err, syscall.ENOMEM, "vm.nr_hugepages")
+	} else if huge.Addr()%(2<<20) != 0 || huge.Close() != nil {
+		t.Errorf("a huge page at %#x", huge.Addr())
+	}
 	if _, err := nixl.MapBuffer(0, nixl.MapOptions{}); !errors.Is(err, nixl.ErrInvalidParam) {
 		t.Errorf("no bytes: %v", err)
 	}
@@ -339,4 +348,42 @@ func TestMapBuffer(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// An agent that is dropped without Close is told of, once the collector finds
+// it, and nothing is freed behind its owner's back.
+func TestDroppedAgentIsToldOf(t *testing.T) {
+	lib := needLib(t)
+	heard := make(chan string, 1)
+	log := slog.New(slog.NewTextHandler(lineWriter(heard), nil))
+	drop := func() {
+		a, err := nixl.NewAgent(lib, nixl.Config{Name: "dropped", Logger: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Plugins(); err != nil {
+			t.Error(err)
+		}
+	}
+	drop()
+	eventually(t, "a word about the agent", func() bool {
+		runtime.GC()
+		select {
+		case line := <-heard:
+			return strings.Contains(line, "dropped without Close") && strings.Contains(line, "agent=dropped")
+		default:
+			return false
+		}
+	})
+}
+
+// lineWriter hands lines on as long as somebody takes them.
+type lineWriter chan string
+
+func (w lineWriter) Write(p []byte) (int, error) {
+	select {
+	case w <- string(p):
+	default:
+	}
+	return len(p), nil
 }

@@ -95,7 +95,7 @@ func (l *Lib) Path() string { return l.path }
 // memory. The driver library is loaded when it is not there yet.
 func (l *Lib) EnableCUDA(ordinal int) error {
 	if l.c.cuda.get_current == nil {
-		if err := l.bindCUDA(); err != nil {
+		if err := l.bindCUDA("libcuda.so.1"); err != nil {
 			return err
 		}
 	}
@@ -105,8 +105,8 @@ func (l *Lib) EnableCUDA(ordinal int) error {
 	return nil
 }
 
-func (l *Lib) bindCUDA() error {
-	driver, err := dl.Open("libcuda.so.1", 0)
+func (l *Lib) bindCUDA(path string) error {
+	driver, err := dl.Open(path, 0)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,12 @@ import (
 // buildFake compiles testdata/fake.c; hide lists symbols that it must not have.
 func buildFake(t *testing.T, hide []string, flags ...string) string {
 	t.Helper()
+	return compile(t, "testdata/fake.c", hide, flags...)
+}
+
+// compile makes a shared library of a C file.
+func compile(t *testing.T, source string, hide []string, flags ...string) string {
+	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		t.Skip("no C compiler cc to build the fake library with")
@@ -32,7 +38,7 @@ func buildFake(t *testing.T, hide []string, flags ...string) string {
 	if err := os.WriteFile(script, []byte(text+"};\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-shared", "-fPIC", "-O1", "-o", lib, "testdata/fake.c", "-Wl,--version-script=" + script}, flags...)
+	args := append([]string{"-shared", "-fPIC", "-O1", "-o", lib, source, "-Wl,--version-script=" + script}, flags...)
 	if out, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -142,4 +148,69 @@ func TestNewerStatuses(t *testing.T) {
 	f("-6", NotFound, 0, "the fake says no", nil, newer)
 	f("-6", NotFound, 0, "", unversioned)
 	f("-7", -7, 0, "", unversioned) // unknown to 1.5.1: as it is
+}
+
+// Calls on GPU memory bring a context along when the thread has none, and leave
+// the thread as it was.
+func TestCUDAContext(t *testing.T) {
+	l, err := Open(buildFake(t, unversioned))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := compile(t, "testdata/fakecuda.c", nil)
+	if err := l.bindCUDA(path); err != nil {
+		t.Fatal(err)
+	}
+	driver, err := dl.Open(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	variable := func(name string) unsafe.Pointer {
+		t.Helper()
+		p, err := driver.Symbol(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	want := func(what string, counts map[string]int32) {
+		t.Helper()
+		for name, n := range counts {
+			if got := *(*int32)(variable(name)); got != n {
+				t.Errorf("%s: %s = %d, want %d", what, name, got, n)
+			}
+		}
+	}
+	want("bound", map[string]int32{"fake_init": 1, "fake_retained": 0})
+	for range 2 {
+		if err := l.EnableCUDA(3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("enabled twice", map[string]int32{"fake_retained": 1, "fake_device": 103})
+	var cuda *CUDAError
+	if err := l.EnableCUDA(9); !errors.As(err, &cuda) || cuda.Result != 101 {
+		t.Errorf("a device that is not there: %v", err)
+	}
+	hot := l.Hot(1)
+	hot.Post(1, -1)
+	want("host memory", map[string]int32{"fake_pushed": 0})
+	hot.Post(1, 3)
+	want("a thread without a context", map[string]int32{"fake_pushed": 1, "fake_popped": 1})
+	hot.Post(1, 4)
+	want("a device that is not ready", map[string]int32{"fake_pushed": 1})
+	*(*uintptr)(variable("fake_current")) = 7
+	hot.Post(1, 3)
+	if cerr := l.Register(1, 1, 1, []Desc{{Addr: 1, Len: 1, Dev: 3}}, nil); cerr != nil {
+		t.Error(cerr)
+	}
+	want("a thread with a context", map[string]int32{"fake_pushed": 1, "fake_popped": 1})
+	*(*uintptr)(variable("fake_current")) = 0
+	if cerr := l.Register(1, 1, 1, []Desc{{Addr: 1, Len: 1, Dev: 3}}, nil); cerr != nil {
+		t.Error(cerr)
+	}
+	want("registering", map[string]int32{"fake_pushed": 2, "fake_popped": 2})
+	if err := l.bindCUDA(buildFake(t, unversioned)); err == nil {
+		t.Error("a library that is no driver: no error")
+	}
 }
