@@ -2,6 +2,7 @@ package l1cache
 
 import (
 	"fmt"
+	"hash/maphash"
 	"math/bits"
 	"runtime/debug"
 	"sync"
@@ -25,7 +26,11 @@ type Cache struct {
 	scopes  scopes              // guarded by mu
 	index   map[key]uint32      // guarded by mu; reserved, filling and published objects
 	objects slab[object]        // guarded by mu
-	recency recency             // guarded by mu
+	lists   []recency           // guarded by mu; one, or see Policy
+	clock   uint64              // guarded by mu; of stamps
+	arc     arc                 // guarded by mu; of PolicyARC
+	quotas  map[string]int64    // guarded by mu; by salt
+	heads   []uint32            // guarded by mu; of a search through several lists
 	waiters map[uint32][]func() // guarded by mu; lookups waiting for a filling object
 	writes  list[*Reservation]  // guarded by mu; in the index, oldest deadline first
 	leases  list[*Lease]        // guarded by mu; with holds, oldest deadline first
@@ -55,6 +60,14 @@ func New(o Options) (*Cache, error) {
 		grow: make(chan struct{}), growing: true,
 		scopes: newScopes(), index: map[key]uint32{}, waiters: map[uint32][]func(){},
 		stop: make(chan struct{}),
+	}
+	c.lists, c.quotas = make([]recency, 1), map[string]int64{}
+	if o.Policy == PolicyARC {
+		c.lists = make([]recency, 2)
+		c.arc.seed = maphash.MakeSeed()
+		for i := range c.arc.ghosts {
+			c.arc.ghosts[i].at = map[uint64]uint64{}
+		}
 	}
 	if s, ok := o.Observer.(Sampler); ok && o.SampleRate > 0 {
 		c.sampler = s

@@ -105,33 +105,56 @@ func (c *Cache) checkObjects() (n counters, owned map[uint32]bool, err error) {
 	return n, owned, nil
 }
 
-// checkRecency walks the list: published objects only, and every evictable one.
+// checkRecency walks the lists: published objects only, and every evictable one.
 func (c *Cache) checkRecency(owned map[uint32]bool) error {
-	younger, n := uint32(nilSlot), 0
-	for i := c.recency.young; i != nilSlot; i = c.objects.at(i).next {
-		o := c.objects.at(i)
-		if !owned[i] || o.state != published || !o.linked || o.prev != younger {
-			return fmt.Errorf("object %d in state %d does not belong in the recency list", i, o.state)
+	linked := 0
+	for l := range c.lists {
+		n, err := c.checkList(uint32(l), owned)
+		if err != nil {
+			return err
 		}
-		younger = i
-		if n++; n > len(owned) {
-			return fmt.Errorf("the recency list has a loop")
-		}
+		linked += n
 	}
-	if younger != c.recency.old || n != c.recency.linked {
-		return fmt.Errorf("recency list of %d ends at %d, want %d ending at %d", n, younger, c.recency.linked, c.recency.old)
-	}
+	belong := make([]recency, len(c.lists))
 	for i := range owned {
-		if o := c.objects.at(i); o.linked {
-			n--
+		o := c.objects.at(i)
+		if o.linked {
+			linked--
 		} else if o.evictable() {
 			return fmt.Errorf("evictable object %d is not in the recency list", i)
 		}
+		if o.state == published {
+			belong[o.list].n++
+			belong[o.list].bytes += c.bytesOf(o)
+		}
 	}
-	if n != 0 {
-		return fmt.Errorf("%d objects say they are in the recency list and are not", -n)
+	if linked != 0 {
+		return fmt.Errorf("%d objects say they are in the recency list and are not", -linked)
+	}
+	for l := range c.lists {
+		if c.lists[l].n != belong[l].n || c.lists[l].bytes != belong[l].bytes {
+			return fmt.Errorf("list %d has %d objects of %d bytes, counted %d of %d", l, belong[l].n, belong[l].bytes, c.lists[l].n, c.lists[l].bytes)
+		}
 	}
 	return nil
+}
+
+func (c *Cache) checkList(list uint32, owned map[uint32]bool) (n int, err error) {
+	younger, l := uint32(nilSlot), &c.lists[list]
+	for i := l.young; i != nilSlot; i = c.objects.at(i).next {
+		o := c.objects.at(i)
+		if !owned[i] || o.state != published || !o.linked || o.prev != younger || o.list != list {
+			return 0, fmt.Errorf("object %d in state %d does not belong in recency list %d", i, o.state, list)
+		}
+		younger = i
+		if n++; n > len(owned) {
+			return 0, fmt.Errorf("recency list %d has a loop", list)
+		}
+	}
+	if younger != l.old || n != l.linked {
+		return 0, fmt.Errorf("recency list %d of %d ends at %d, want %d ending at %d", list, n, younger, l.linked, l.old)
+	}
+	return n, nil
 }
 
 // checkHolders adds up what leases and reservations have.

@@ -198,7 +198,7 @@ func (s *script) show() []string {
 	c.mu.Lock()
 	defer c.unlock()
 	order := []string{"old"}
-	for i := c.recency.old; i != nilSlot; i = c.objects.at(i).prev {
+	for i := c.lists[0].old; i != nilSlot; i = c.objects.at(i).prev {
 		order = append(order, name(c.objects.at(i).hash))
 	}
 	var region []string

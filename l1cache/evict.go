@@ -187,7 +187,8 @@ func (c *Cache) makeHole(steps uint64, fx *effects) bool {
 		c.search = 1 // 0 is no mark
 	}
 	seen := 0
-	for i := c.oldest(); i != nilSlot; i = c.younger(i) {
+	w := c.victimsInOrder()
+	for i := w.take(); i != nilSlot; i = w.take() {
 		o := c.objects.at(i)
 		o.marked = c.search
 		if low, high, ok := c.runAround(o.block, steps); ok {
@@ -195,7 +196,7 @@ func (c *Cache) makeHole(steps uint64, fx *effects) bool {
 			return true
 		}
 		if seen++; seen > searchMax {
-			c.evict(c.oldest(), EvictDemand, fx)
+			w.evictOne(fx)
 		}
 	}
 	return false

@@ -215,7 +215,7 @@ func (c *Cache) lease(w *walk, n int) *Lease {
 			}
 			for rank, id := range w.foundAt(g, i) {
 				c.hold(id, readers, 0)
-				c.touch(id)
+				c.use(id)
 				*l.entry(g, rank, i) = entry{slot: id, gen: c.objects.at(id).gen, left: uint32(readers)}
 			}
 		}

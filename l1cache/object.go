@@ -32,10 +32,11 @@ type object struct {
 	gen        uint32 // counts the users of this slot, so that a stale lease entry is known
 	block      uint32 // its memory
 	marked     uint32 // by the search of this number
+	list       uint32 // of recency: see Policy
 	state      state
 	form       Form
 	linked     bool // in the recency list
-	_          [13]byte
+	_          [9]byte
 
 	key
 	_ [24]byte
@@ -55,7 +56,8 @@ func (o *object) yieldable() bool {
 	return o.state == published && o.holds == o.yields && o.transfers == 0
 }
 
-// recency is a list through the objects, youngest first. An object that a
+// recency is a list through the objects, youngest first; with some policies there
+// are several. An object that a
 // lease holds keeps its place, which the lookup has just made the first, so
 // that taking and dropping a hold costs nothing here. When a search for
 // victims meets it, it leaves the list, and it comes back to the old end when
@@ -64,8 +66,8 @@ func (o *object) yieldable() bool {
 // whenever leases end.
 type recency struct {
 	young, old uint32
-	clock      uint64
 	linked     int
+	n, bytes   int64 // published objects that belong here, linked or not
 }
 
 func (c *Cache) unlink(i uint32) {
@@ -73,38 +75,40 @@ func (c *Cache) unlink(i uint32) {
 	if !o.linked {
 		return
 	}
+	l := &c.lists[o.list]
 	if o.prev != nilSlot {
 		c.objects.at(o.prev).next = o.next
 	} else {
-		c.recency.young = o.next
+		l.young = o.next
 	}
 	if o.next != nilSlot {
 		c.objects.at(o.next).prev = o.prev
 	} else {
-		c.recency.old = o.prev
+		l.old = o.prev
 	}
 	o.prev, o.next, o.linked = nilSlot, nilSlot, false
-	c.recency.linked--
+	l.linked--
 }
 
 // touch makes the object the youngest.
 func (c *Cache) touch(i uint32) {
 	o := c.objects.at(i)
-	c.recency.clock++
-	o.stamp = c.recency.clock
-	if c.recency.young == i {
+	l := &c.lists[o.list]
+	c.clock++
+	o.stamp = c.clock
+	if l.young == i {
 		return
 	}
 	c.unlink(i)
-	o.prev, o.next = nilSlot, c.recency.young
+	o.prev, o.next = nilSlot, l.young
 	if o.next != nilSlot {
 		c.objects.at(o.next).prev = i
 	} else {
-		c.recency.old = i
+		l.old = i
 	}
-	c.recency.young = i
+	l.young = i
 	o.linked = true
-	c.recency.linked++
+	l.linked++
 }
 
 // relinkProbes bounds the search for the place of a returning object.
@@ -116,7 +120,8 @@ func (c *Cache) relink(i uint32) {
 	if o.linked {
 		return
 	}
-	after := c.recency.old // the object that will be the next younger one
+	l := &c.lists[o.list]
+	after := l.old // the object that will be the next younger one
 	for range relinkProbes {
 		if after == nilSlot || c.objects.at(after).stamp > o.stamp {
 			break
@@ -128,23 +133,23 @@ func (c *Cache) relink(i uint32) {
 		o.next = c.objects.at(after).next
 		c.objects.at(after).next = i
 	} else {
-		o.next = c.recency.young
-		c.recency.young = i
+		o.next = l.young
+		l.young = i
 	}
 	if o.next != nilSlot {
 		c.objects.at(o.next).prev = i
 	} else {
-		c.recency.old = i
+		l.old = i
 	}
 	o.linked = true
-	c.recency.linked++
+	l.linked++
 }
 
-// oldest returns the oldest object that may be evicted, or nilSlot. Held ones
-// on the way leave the list.
-func (c *Cache) oldest() uint32 {
+// oldestOf returns the oldest object of a list that may be evicted, or nilSlot.
+// Held ones on the way leave the list.
+func (c *Cache) oldestOf(list uint32) uint32 {
 	for {
-		i := c.recency.old
+		i := c.lists[list].old
 		if i == nilSlot || c.objects.at(i).evictable() {
 			return i
 		}

@@ -19,6 +19,8 @@ type Options struct {
 	// Evict lets the cache drop objects to make room. False is the policy
 	// "noop": a reservation into a full pool fails.
 	Evict bool
+	// Policy says which objects go first. Default [PolicyLRU].
+	Policy Policy
 	// TriggerWatermark is the used fraction from which the background turn
 	// evicts, 0..1. Default 0.8.
 	TriggerWatermark float64
@@ -87,6 +89,9 @@ func (o *Options) check() error {
 	ratio("trigger watermark", o.TriggerWatermark)
 	ratio("eviction ratio", o.EvictionRatio)
 	ratio("sample rate", o.SampleRate)
+	if o.Policy > PolicyIsolated {
+		bad("l1cache: unknown policy %d", o.Policy)
+	}
 	if o.WriteTTL < 0 || o.ReadTTL < 0 {
 		bad("l1cache: TTLs must be positive, got write %v, read %v", o.WriteTTL, o.ReadTTL)
 	}

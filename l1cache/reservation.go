@@ -92,6 +92,7 @@ func (r *Reservation) publishLocked(keep []bool, fx *effects) int {
 			c.free(id)
 			continue
 		}
+		c.enlist(c.objects.at(id))
 		c.setState(id, published)
 		c.touch(id)
 		c.settle(id, fx)

@@ -97,6 +97,7 @@ func (c *Cache) tryReserve(r *ReserveRequest, fx *effects) (*Reservation, <-chan
 			res.slots = append(res.slots, Slot{Chunk: i, Length: r.SizeBytes})
 		}
 	}
+	c.makeRoomInQuota(r.Scope.Salt, int64(fresh)*((r.SizeBytes+int64(c.o.AlignBytes)-1)&^int64(c.o.AlignBytes-1)), fx)
 	steps := (uint64(r.SizeBytes) + uint64(c.o.AlignBytes) - 1) >> c.shift
 	if grow, err := c.makeRoom(res.ids, steps, fx); grow != nil || err != nil {
 		for _, id := range res.ids {

@@ -24,6 +24,9 @@ func (c *Cache) count(o *object, sign int64) {
 		return
 	}
 	c.scopes.list[o.scope].bytes += bytes
+	l := &c.lists[o.list]
+	l.n += sign
+	l.bytes += bytes
 	if !o.evictable() {
 		c.n.heldObjects += sign
 		c.n.heldBytes += bytes
@@ -78,6 +81,7 @@ func (c *Cache) evict(i uint32, reason EvictReason, fx *effects) {
 	c.n.evictedBytes[reason] += uint64(c.bytesOf(o))
 	fx.evict(c.scopes.of(o.scope), reason)
 	c.sample(o, ObjectGone, fx)
+	c.mourn(o, reason)
 	c.forget(i, fx)
 	c.free(i)
 }

@@ -12,6 +12,22 @@ func (c *Cache) turn() {
 		left = c.turnLocked(first, left, &fx)
 		c.flush(&fx)
 	}
+	for _, q := range c.reached() {
+		for q.left > 0 {
+			var fx effects
+			q.left = c.trimSalt(q, &fx)
+			c.flush(&fx)
+		}
+	}
+}
+
+func (c *Cache) reached() []overQuota {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.usable() != nil {
+		return nil
+	}
+	return c.quotasReached()
 }
 
 // turnLocked begins a turn, or goes on with one that still has left victims,

@@ -42,6 +42,8 @@ const (
 	EvictClear
 	// EvictDelete: Delete removed them.
 	EvictDelete
+	// EvictQuota: their salt was at its quota.
+	EvictQuota
 	numEvictReasons
 )
 
@@ -58,6 +60,8 @@ func (r EvictReason) String() string {
 		return "clear"
 	case EvictDelete:
 		return "delete"
+	case EvictQuota:
+		return "quota"
 	default:
 		return "unknown"
 	}
