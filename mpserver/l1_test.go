@@ -235,3 +235,47 @@ func TestLabSalts(t *testing.T) {
 	require.Equal(t, []int{8, 8 * labObject}, []int{l.count("total_object_count"), l.count("memory_used_bytes")})
 	require.InDelta(t, 4*labObject/float64(1<<30), get(t, l.s, "/quota/_default")["current_usage_gb"], 1e-12)
 }
+
+// TestLabPolicies: the other policies serve, and are told by their names.
+func TestLabPolicies(t *testing.T) {
+	policy := func(l *lab) any {
+		return get(l.t, l.s, "/status")["storage_manager"].(map[string]any)["eviction_controller"].(map[string]any)["eviction_policy"]
+	}
+	l := newLab(t, func(o *Options) { o.L1.EvictionPolicy = EvictARC })
+	require.Equal(t, "ARC", policy(l))
+	l.put(1, 8)
+	require.Equal(t, 8, l.hit(1, 8))
+	for seed := range uint64(20) {
+		l.put(100+seed, 4) // twice the pool, and each once
+	}
+	require.Equal(t, 8, l.hit(1, 8), "what was found again stays")
+
+	l = newLab(t, func(o *Options) { o.L1.EvictionPolicy, o.L1.ShmName = EvictIsolated, o.L1.ShmName+"-isolated" })
+	require.Equal(t, "IsolatedLRU", policy(l))
+	salted := func(salt string, seed uint64, n int) {
+		t.Helper()
+		k := l.key(fmt.Sprint(salt, seed), seed, n)
+		k.Salt = salt
+		require.Len(t, l.prepareStore(k, 4242).Slots, n)
+		require.True(t, l.commitStore(k, 4242))
+	}
+	usage := func(salt string) int {
+		t.Helper()
+		return int(get(t, l.s, "/quota/"+salt)["current_usage_gb"].(float64)*(1<<30)+0.5) / labObject
+	}
+	status, _, _ := ask(t, l.s, "PUT", "/quota/small", fmt.Sprintf(`{"limit_gb":%v}`, 10*labObject/float64(1<<30)))
+	require.Equal(t, 200, status)
+	salted("large", 1, 20)
+	for seed := range uint64(5) {
+		salted("small", 10+seed, 4)
+		require.LessOrEqual(t, usage("small"), 10)
+	}
+	require.Equal(t, 20, usage("large"), "the other tenant lost nothing")
+	l.turn()
+	l.turn()
+	require.Equal(t, 7, usage("small"), "below the watermark of its quota")
+	status, _, _ = ask(t, l.s, "DELETE", "/quota/small", "")
+	require.Equal(t, 200, status)
+	salted("small", 50, 10)
+	require.Equal(t, 17, usage("small"), "without a quota there is no limit")
+}

@@ -43,6 +43,11 @@ type EvictionPolicy string
 const (
 	// EvictLRU drops the least recently used objects.
 	EvictLRU EvictionPolicy = "LRU"
+	// EvictARC keeps objects that lookups found again apart from those that came once.
+	EvictARC EvictionPolicy = "ARC"
+	// EvictIsolated is LRU with a quota per salt (PUT /quota/{salt}): a salt at its
+	// limit pushes out its own objects. A salt without a quota has no limit.
+	EvictIsolated EvictionPolicy = "IsolatedLRU"
 	// EvictNone ("noop") never evicts: a store into a full pool fails.
 	EvictNone EvictionPolicy = "noop"
 )
@@ -264,9 +269,9 @@ func (o Options) Check() error {
 		bad("--on-register-failure %q: use refuse or degrade", o.OnRegisterFailure)
 	}
 	switch o.L1.EvictionPolicy {
-	case EvictLRU, EvictNone:
+	case EvictLRU, EvictARC, EvictIsolated, EvictNone:
 	default:
-		bad("--eviction-policy %q is not served yet: use LRU or noop", o.L1.EvictionPolicy)
+		bad("--eviction-policy %q: use LRU, ARC, IsolatedLRU or noop", o.L1.EvictionPolicy)
 	}
 	if t := o.WorkerReapTimeout; t > 0 && t < 30*time.Second {
 		bad("--worker-reap-timeout-seconds must be 0 (off) or at least 30, or a live worker could be dropped between two heartbeats; got %g", t.Seconds())

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
 )
 
@@ -59,10 +60,18 @@ func (q *quotas) list(used map[string]int64) []httpapi.Quota {
 	return out
 }
 
-// SetQuota, Quota, DeleteQuota and Quotas implement [httpapi.Server]. What is
-// used is told for L1, where the reference has 0 for want of an L2.
+// policies are the store's names.
+var policies = map[EvictionPolicy]l1cache.Policy{EvictLRU: l1cache.PolicyLRU, EvictARC: l1cache.PolicyARC, EvictIsolated: l1cache.PolicyIsolated}
+
+// SetQuota, Quota, DeleteQuota and Quotas implement [httpapi.Server]. Limits and
+// what is used are of L1, where the reference has 0 for want of an L2; they are
+// kept with every policy, and heeded by IsolatedLRU.
 func (f surface) SetQuota(salt string, limitBytes int64) error {
-	return f.s.quotas.set(salt, limitBytes)
+	if err := f.s.quotas.set(salt, limitBytes); err != nil {
+		return err
+	}
+	f.s.cache.SetQuota(salt, limitBytes)
+	return nil
 }
 
 // Quota implements [httpapi.Server].
@@ -72,7 +81,10 @@ func (f surface) Quota(salt string) httpapi.Quota {
 }
 
 // DeleteQuota implements [httpapi.Server].
-func (f surface) DeleteQuota(salt string) bool { return f.s.quotas.remove(salt) }
+func (f surface) DeleteQuota(salt string) bool {
+	f.s.cache.DeleteQuota(salt)
+	return f.s.quotas.remove(salt)
+}
 
 // Quotas implements [httpapi.Server].
 func (f surface) Quotas() []httpapi.Quota { return f.s.quotas.list(f.s.cache.BytesBySalt()) }

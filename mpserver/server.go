@@ -116,7 +116,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.cache, err = l1cache.New(l1cache.Options{
 		Arena: s.arena, AlignBytes: o.L1.AlignBytes,
-		Evict: o.L1.EvictionPolicy == EvictLRU, TriggerWatermark: o.L1.TriggerWatermark, EvictionRatio: o.L1.EvictionRatio,
+		Evict: o.L1.EvictionPolicy != EvictNone, Policy: policies[o.L1.EvictionPolicy], TriggerWatermark: o.L1.TriggerWatermark, EvictionRatio: o.L1.EvictionRatio,
 		WriteTTL: o.L1.WriteTTL, ReadTTL: o.L1.ReadTTL, Now: o.l1Now, Ticks: o.l1Ticks, SampleRate: o.sampleRate(),
 		Logger: o.Logger.With("component", "l1"), Observer: cacheObserver{s.met},
 	})

@@ -47,7 +47,7 @@ func l1Flags() []row {
 		},
 		{
 			name: "eviction-policy", def: string(mpserver.EvictLRU), choices: []string{"LRU", "ARC", "IsolatedLRU", "noop"},
-			help:  "how objects leave a full pool (the reference has no default)",
+			help:  "how objects leave a full pool: least recently used; ARC, which keeps what is found again; LRU with a quota per cache_salt (PUT /quota); not at all (the reference has no default)",
 			apply: func(o *mpserver.Options, v value) { o.L1.EvictionPolicy = mpserver.EvictionPolicy(v.text) },
 		},
 		{

@@ -151,7 +151,8 @@ func TestRefusals(t *testing.T) {
 	f("--coordinator-event-transport kafka", "--coordinator-event-transport kafka is not served")
 	f("--coordinator-l2-event-reporting", "--coordinator-l2-event-reporting is not served")
 	f("--eviction-policy noop", "")
-	f("--eviction-policy IsolatedLRU", "--eviction-policy")
+	f("--eviction-policy IsolatedLRU", "")
+	f("--eviction-policy ARC", "")
 	f("--hash-algorithm sha256_cbor", "")
 	f("--hash-algorithm md5", "--hash-algorithm")
 }

@@ -63,14 +63,14 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestAllProblemsAtOnce(t *testing.T) {
-	s, err := readSettings(strings.Fields("--transport grpc --chunk-size 0 --worker-reap-timeout-seconds 5 --eviction-policy ARC --l1-align-bytes 3000"),
+	s, err := readSettings(strings.Fields("--transport grpc --chunk-size 0 --worker-reap-timeout-seconds 5 --l1-align-bytes 3000"),
 		vars("LMCACHE_COORDINATOR_HEARTBEAT_INTERVAL", "x"))
 	s.derive("l1-size-gb", value{n: 1 << 30, text: "1"}, "test")
 	got := flatten(s.problems(err, errors.New("--l1-size-gb: from the machine")))
-	require.Len(t, got, 7)
+	require.Len(t, got, 6)
 	for i, prefix := range []string{
 		"LMCACHE_COORDINATOR_HEARTBEAT_INTERVAL ", "--l1-size-gb", "--transport ", "--chunk-size ",
-		"--eviction-policy ", "--worker-reap-timeout-seconds ", "--l1-align-bytes ",
+		"--worker-reap-timeout-seconds ", "--l1-align-bytes ",
 	} {
 		require.True(t, strings.HasPrefix(got[i].Error(), prefix), "%d: %v", i, got[i])
 	}
