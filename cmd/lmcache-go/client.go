@@ -119,7 +119,7 @@ func (a *answer) failure(where string) error {
 	switch {
 	case said == "":
 		return fmt.Errorf("HTTP %d from %s: %s", a.status, where, a.text)
-	case a.status == http.StatusServiceUnavailable:
+	case a.status == http.StatusServiceUnavailable && strings.HasSuffix(where, "/status"):
 		return fmt.Errorf("Server unhealthy: %s", said) //nolint:staticcheck // the reference's words
 	}
 	return fmt.Errorf("Server error: %s (HTTP %d from %s)", said, a.status, where) //nolint:staticcheck // the reference's words

@@ -61,7 +61,7 @@ func TestToolsAgainstOurServer(t *testing.T) {
 	require.Equal(t, "prefiller", tree["lmcache_go"].(map[string]any)["instance_id"])
 	code, _, errs := ask(t, url, "kvcache", "ls", "--tier", "l2")
 	require.Equal(t, exitInvalid, code)
-	require.Contains(t, errs, "no L2 adapters configured")
+	require.Contains(t, errs, "Server error: no L2 adapters configured")
 	code, _, errs = ask(t, url, "kvcache", "checksum", "--instance-id", "7", "--block-ids", "1")
 	require.Equal(t, exitInvalid, code)
 	require.Contains(t, errs, "instance_id 7 not registered")
