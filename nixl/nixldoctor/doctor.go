@@ -222,7 +222,9 @@ func (r *Report) probe(ctx context.Context) {
 func (r *Report) probePair(ctx context.Context, name string, local, remote pair.Side) Pair {
 	p := Pair{Name: name}
 	var words strings.Builder
-	o := pair.Options{Self: self, Lib: r.Library.Path, Local: local, Remote: remote, Params: map[string]string{"num_threads": "0"}, Stderr: pair.Locked(&words)}
+	params, _ := nixl.UCX{Threads: -1}.Params() // what package nixl sets by itself cannot be wrong
+	params["num_threads"] = "0"
+	o := pair.Options{Self: self, Lib: r.Library.Path, Local: local, Remote: remote, Params: params, Stderr: pair.Locked(&words)}
 	const big = 16 << 20
 	c := func(op nixl.Op, length int) pair.Case {
 		return pair.Case{Op: op, Len: length, Count: 1, Stride: length, NSec: int64(50 * time.Millisecond)}
