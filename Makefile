@@ -82,6 +82,11 @@ bench-peer: build ## our server and the real one in one paired run
 	@scripts/deps.sh --test
 	bench/peer.sh
 
+.PHONY: gpu-test
+gpu-test: build ## on a machine with a GPU and torch: real CUDA IPC, every byte, dead workers, speed; GPUTEST="-only bytes,share"
+	$(GO) build $(VCS) -o $(BIN)/gputest ./gputest
+	$(BIN)/gputest -server $(BIN)/lmcache-go -json $(BIN)/gputest.json $(GPUTEST)
+
 .PHONY: cover
 cover: deps ## test coverage by package, and coverage.out for go tool cover
 	$(GO) test -coverpkg=./... -coverprofile=coverage.out ./...

@@ -36,6 +36,7 @@ var edges = map[string][]string{
 
 	"bench":       {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "l1cache", "internal"},
 	"conformance": {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
+	"gputest":     {"connector", "mpserver/wire", "internal"},
 }
 
 // internalEdges are the exceptions to "internal packages import only internal packages".
