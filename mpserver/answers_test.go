@@ -148,15 +148,14 @@ func TestGarbageIsDropped(t *testing.T) {
 }
 
 func TestPanickingHandlerIsAnsweredAndCounted(t *testing.T) {
-	s := startServer(t, nil)
 	row := table[wire.OpPing]
-	t.Cleanup(func() { table[wire.OpPing] = row })
-	// Before any request: the loop reads the table.
+	t.Cleanup(func() { table[wire.OpPing] = row }) // once the server has stopped
 	table[wire.OpPing].handle = func(*Server, context.Context, *request) reply { panic("boom") }
+	s := startServer(t, nil)
 	p := connect(t, s)
 	require.False(t, p.boolean(wire.OpPing, wire.AppendNil(nil)))
 	v, _ := p.call(wire.OpNoop)
-	require.NotNil(t, v, "the loop goes on")
+	require.NotNil(t, v, "the server goes on")
 }
 
 // A request that waited longer than its row allows is answered as failed,
@@ -170,16 +169,16 @@ func TestDeadlineWhileQueued(t *testing.T) {
 }
 
 func TestFullLaneIsAnswered(t *testing.T) {
-	s := startServer(t, func(o *Options) { o.LaneDepth = 1; o.Workers = 1 })
 	release := make(chan struct{})
 	row := table[wire.OpClear]
-	t.Cleanup(func() { table[wire.OpClear] = row })
+	t.Cleanup(func() { table[wire.OpClear] = row }) // once the server has stopped
 	started := make(chan struct{}, 8)
 	table[wire.OpClear].handle = func(*Server, context.Context, *request) reply {
 		started <- struct{}{}
 		<-release
 		return empty
 	}
+	s := startServer(t, func(o *Options) { o.LaneDepth = 1; o.Workers = 1 })
 	p := connect(t, s)
 	op := wire.AppendOp(nil, wire.OpClear)
 	p.send(op, boolFrame(false))

@@ -6,15 +6,22 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 )
 
 // client is one ZMQ identity: one connection of one role of one engine.
 type client struct {
-	identity []byte
-	lanes    [laneClasses]lane
+	lanes [laneClasses]lane
+	// peer is the connection, nil when it has ended. One that chose its
+	// identity and comes back under it has the same client.
+	peer atomic.Pointer[zmtp.Peer]
 	// goneAt is when the connection ended, in unix nanoseconds; 0 while it stands.
 	goneAt atomic.Int64
-	fd     int // guarded by clients.mu
+	// spare is a request to be used again, of the goroutine that reads.
+	spare *request
+	// tap takes replies in place of a connection, for benchmarks of handlers.
+	tap func(*outgoing)
 
 	streamMu sync.Mutex
 	streams  *simplelru.LRU[string, stream] // guarded by streamMu: by uid
@@ -28,79 +35,42 @@ func (c *client) goneFor(d time.Duration, now time.Time) bool {
 	return at != 0 && now.UnixNano()-at >= int64(d)
 }
 
-// noDescriptor marks a connection without one (inproc).
-const noDescriptor = -1
+// disconnected notes that the connection has ended.
+func (c *client) disconnected(p *zmtp.Peer, now time.Time) {
+	if c.peer.CompareAndSwap(p, nil) {
+		c.goneAt.Store(now.UnixNano())
+	}
+}
 
-// clients is the table of connections. A descriptor belongs to one connection
-// at a time, but its number is used again at once, and events of the monitor
-// arrive beside the messages, not between them: stale counts the ends that are
-// still to be announced for earlier owners of a number.
+// clients is the table of connections.
 type clients struct {
-	mu    sync.Mutex
-	byID  map[string]*client // guarded by mu
-	byFD  map[int]*client    // guarded by mu
-	stale map[int]int        // guarded by mu
+	mu   sync.Mutex
+	byID map[string]*client // guarded by mu
 }
 
-func newClients() *clients {
-	return &clients{byID: map[string]*client{}, byFD: map[int]*client{}, stale: map[int]int{}}
-}
+func newClients() *clients { return &clients{byID: map[string]*client{}} }
 
-// get returns the client of an identity, nil if it has not spoken yet.
+// get returns the client of an identity, nil if it never connected.
 func (t *clients) get(identity []byte) *client {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.byID[string(identity)]
 }
 
-// connected notes that identity speaks over descriptor fd.
-func (t *clients) connected(identity []byte, fd int) *client {
+// connected notes a new connection. An identity has one at a time.
+func (t *clients) connected(p *zmtp.Peer) *client { return t.attach(p.Identity(), p) }
+
+func (t *clients) attach(identity []byte, p *zmtp.Peer) *client {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.byID[string(identity)]
 	if c == nil {
-		c = &client{identity: append([]byte(nil), identity...)}
+		c = &client{}
 		t.byID[string(identity)] = c
-	} else if t.byFD[c.fd] == c {
-		delete(t.byFD, c.fd)
 	}
+	c.peer.Store(p)
 	c.goneAt.Store(0)
-	c.fd = fd
-	if fd == noDescriptor {
-		return c
-	}
-	if old := t.byFD[fd]; old != nil && old != c {
-		// The number has a new owner, so the old connection has ended; its
-		// event is on its way.
-		old.goneAt.CompareAndSwap(0, time.Now().UnixNano())
-		t.stale[fd]++
-	}
-	t.byFD[fd] = c
 	return c
-}
-
-// accepted notes a new connection on fd: whoever had the number is gone.
-func (t *clients) accepted(fd int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.stale, fd) // ends come before the next accept of the same number
-	if old := t.byFD[fd]; old != nil && old.isGone() {
-		delete(t.byFD, fd)
-	}
-}
-
-// disconnected notes that the connection on fd has ended.
-func (t *clients) disconnected(fd int, now time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if n := t.stale[fd]; n > 0 {
-		t.stale[fd] = n - 1
-		return
-	}
-	if c := t.byFD[fd]; c != nil {
-		c.goneAt.CompareAndSwap(0, now.UnixNano())
-		delete(t.byFD, fd)
-	}
 }
 
 // sweep forgets the clients whose connection ended at least grace ago and
@@ -118,9 +88,6 @@ func (t *clients) sweep(grace time.Duration, now time.Time) {
 		}
 		if idle {
 			delete(t.byID, id)
-			if t.byFD[c.fd] == c {
-				delete(t.byFD, c.fd)
-			}
 		}
 	}
 }

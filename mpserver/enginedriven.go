@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/internal/bufpool"
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
 	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
@@ -357,11 +358,12 @@ func (s *Server) retrievePickle(r *request, t *transfer, g *groupLayout, tr *l1c
 	if size > maxFrameBytes-1024 {
 		return s.failed(r, "too_large")
 	}
-	out := wire.AppendPrepareRetrieveHead(getBuffer(size+256), true, size)
+	buf := bufpool.Shared.Get(size + 256)
+	out := wire.AppendPrepareRetrieveHead(buf.B[:0], true, size)
 	out = enc.Append(out, chunks)
 	s.met.TransferBegun(metrics.Retrieve, byPickle)
 	s.loaded(t, byPickle, len(chunks))
-	return reply{kind: replyValue, value: wire.AppendPrepareRetrieveTail(out), pooled: true}
+	return reply{kind: replyValue, pieces: [][]byte{wire.AppendPrepareRetrieveTail(out)}, done: func() { bufpool.Shared.Put(buf) }}
 }
 
 // handleCommitRetrieve ends a read of the shared pool. It is true also when

@@ -1,12 +1,14 @@
 package mpserver
 
 import (
+	"context"
 	"errors"
+	"net"
+	"strings"
 	"sync/atomic"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
-
+	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
@@ -24,31 +26,27 @@ type health struct {
 
 func (h *health) started(now time.Time) { h.lastAnswer.Store(now.UnixNano()) }
 
-// probe sends a noop through the ROUTER like any client, again and again.
+// probe sends a noop through the request socket like any client, again and again.
 func (s *Server) probe(stop <-chan struct{}) {
-	sock, err := s.sock.ctx.NewSocket(zmq.DEALER)
-	if err != nil {
-		s.log.Error("the health probe cannot start", "component", "mq", "err", err)
-		return
+	var c *zmtp.Conn
+	hangUp := func() {
+		if c != nil {
+			_ = c.Close()
+			c = nil
+		}
 	}
-	defer func() { _ = sock.Close() }()
-	if err := errors.Join(sock.SetLinger(0), sock.SetRcvtimeo(probeEvery), sock.Connect(s.sock.probeURL)); err != nil {
-		s.log.Error("the health probe cannot start", "component", "mq", "err", err)
-		return
-	}
-	uid := wire.AppendString(nil, "probe")
-	noop := wire.AppendInt(nil, int64(wire.OpNoop))
+	defer hangUp()
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
 	for {
-		start, answered := time.Now(), false
-		if _, err := sock.SendMessageDontwait(uid, noop); err == nil {
-			if _, err := sock.RecvMessageBytes(0); err == nil {
-				s.health.lastAnswer.Store(time.Now().UnixNano())
-				answered = true
-			}
+		start := time.Now()
+		err := s.ask(&c)
+		if err == nil {
+			s.health.lastAnswer.Store(time.Now().UnixNano())
+		} else {
+			hangUp()
 		}
-		s.probes.ran(start, "", answered)
+		s.probes.ran(start, "", err == nil)
 		select {
 		case <-stop:
 			return
@@ -56,6 +54,37 @@ func (s *Server) probe(stop <-chan struct{}) {
 		}
 	}
 }
+
+// ask is one probe; it connects first if need be.
+func (s *Server) ask(c **zmtp.Conn) error {
+	until := time.Now().Add(probeEvery)
+	if *c == nil {
+		d := net.Dialer{Deadline: until}
+		nc, err := d.DialContext(context.Background(), "tcp", strings.TrimPrefix(s.sock.endpoint, "tcp://"))
+		if err != nil {
+			return err
+		}
+		if err = nc.SetDeadline(until); err == nil {
+			*c, err = zmtp.Dealer(nc, probeBytes)
+		}
+		if err != nil {
+			return errors.Join(err, nc.Close())
+		}
+	}
+	if err := (*c).SetDeadline(until); err != nil {
+		return err
+	}
+	m := zmtp.AppendFrame(nil, wire.AppendString(nil, "probe"), true)
+	m = zmtp.AppendFrame(m, wire.AppendInt(nil, int64(wire.OpNoop)), false)
+	if err := (*c).Write(m); err != nil {
+		return err
+	}
+	_, err := (*c).Read()
+	return err
+}
+
+// probeBytes bounds the answer to a probe.
+const probeBytes = 1 << 10
 
 // Health reports whether the server is well, and if not, why: the request
 // loop must have answered a probe lately, no background goroutine may have

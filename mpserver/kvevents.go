@@ -36,7 +36,7 @@ func (c *client) openStream(uid, op []byte) {
 	if c.streams == nil {
 		c.streams, _ = simplelru.NewLRU[string, stream](maxStreams, nil)
 	}
-	c.streams.Add(string(uid), stream{op: op})
+	c.streams.Add(string(uid), stream{op: append([]byte(nil), op...)})
 }
 
 // endStream forgets a subscription and returns its op frame.
@@ -53,16 +53,16 @@ func (c *client) endStream(uid []byte) (op []byte, ok bool) {
 	return st.op, ok
 }
 
-// streamControl takes [identity][uid][""]["ack" | "cancel"]. Loop goroutine only.
+// streamControl takes [uid][""]["ack" | "cancel"], on the goroutine that reads from c.
 func (s *Server) streamControl(c *client, frames [][]byte) {
-	if len(frames) != 4 {
+	if len(frames) != 3 {
 		s.met.Dropped("stream_control")
 		return
 	}
-	switch string(frames[3]) {
+	switch string(frames[2]) {
 	case "ack", "cancel":
-		if op, ok := c.endStream(frames[1]); ok {
-			s.sendNow(&outgoing{identity: c.identity, uid: frames[1], op: op})
+		if op, ok := c.endStream(frames[0]); ok {
+			s.send(c, &outgoing{uid: frames[0], op: op}, true)
 		}
 	default:
 		s.met.Dropped("stream_control")

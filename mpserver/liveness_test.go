@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lmcache-go/lmcache-go/internal/testutil"
+	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
@@ -158,31 +159,25 @@ func TestDeadSchedulersHitsYield(t *testing.T) {
 	require.Zero(t, active)
 }
 
-// Descriptors are used again at once: the end of an old connection is not
-// taken for the end of the new one that got its number.
-func TestDescriptorNumbersAreReused(t *testing.T) {
+// A client that chose its identity and comes back under it is the same one.
+func TestClientsComeAndGo(t *testing.T) {
 	c := newClients()
 	now := time.Now()
-	a := c.connected([]byte("a"), 5)
-	b := c.connected([]byte("b"), 5) // a's end was not announced yet
+	p, q := &zmtp.Peer{}, &zmtp.Peer{}
+	a, b := c.attach([]byte("a"), p), c.attach([]byte("b"), q)
+	a.disconnected(p, now)
 	require.True(t, a.isGone())
-	c.disconnected(5, now) // it is a's
 	require.False(t, b.isGone())
-	c.disconnected(5, now)
-	require.True(t, b.isGone())
-	require.Same(t, b, c.connected([]byte("b"), 6), "the same identity came back")
-	require.False(t, b.isGone())
-	c.disconnected(5, now)
-	require.False(t, b.isGone())
-	c.disconnected(6, now)
+	require.Same(t, a, c.attach([]byte("a"), q))
+	require.False(t, a.isGone())
+	a.disconnected(p, now) // an earlier one
+	require.False(t, a.isGone())
+	a.disconnected(q, now)
 	c.sweep(time.Minute, now.Add(time.Second))
-	require.NotNil(t, c.get([]byte("a")))
-	c.sweep(time.Second, time.Now().Add(time.Hour))
+	require.Same(t, a, c.get([]byte("a")))
+	c.sweep(time.Second, now.Add(time.Hour))
 	require.Nil(t, c.get([]byte("a")))
-	require.Nil(t, c.get([]byte("b")))
-	silent := c.connected([]byte("inproc"), noDescriptor)
-	c.disconnected(noDescriptor, now)
-	require.False(t, silent.isGone())
+	require.Same(t, b, c.get([]byte("b")))
 }
 
 func TestConflictingLayoutIsRefused(t *testing.T) {

@@ -62,7 +62,6 @@ type Server struct {
 
 	// draining: the server stops; new requests hear their failure.
 	draining  atomic.Bool
-	loopEnded atomic.Bool
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -98,9 +97,10 @@ func New(o Options) (*Server, error) {
 			return nil, err
 		}
 	}
+	s.clients = newClients()
 	// Sockets first: a busy port is the commonest mistake and must be told
 	// before gigabytes are mapped.
-	if s.sock, err = newTransport(o); err != nil {
+	if s.sock, err = newTransport(&o, socket{s}); err != nil {
 		return nil, err
 	}
 	if o.HTTPPort >= 0 {
@@ -126,7 +126,6 @@ func New(o Options) (*Server, error) {
 	if s.dev, s.devName = o.device, "fake"; s.dev == nil {
 		s.dev, s.devName = device.NewCPU(device.CPUOptions{}), "cpu"
 	}
-	s.clients = newClients()
 	s.instances = newInstances(s.retire)
 	s.sessions = newSessions(s.cache, o, s.tell)
 	s.lanes = newPool(o.workers(), s.runLane)
@@ -153,7 +152,7 @@ func (s *Server) HTTPAddr() string {
 // releases everything. It returns nil after an orderly stop.
 func (s *Server) Run(ctx context.Context) error {
 	s.health.started(time.Now())
-	s.tasks.run("request loop", s.loop)
+	s.tasks.run("request socket", s.serve)
 	s.tasks.run("housekeeping", s.housekeeping)
 	s.tasks.run("probe", s.probe)
 	if s.hashLog != nil {
@@ -203,14 +202,11 @@ func (s *Server) shutdown() error {
 	}
 	s.tasks.stop()
 	if s.sock != nil {
-		s.sock.stop()
+		errs = append(errs, s.sock.close())
 	}
 	s.tasks.wait()
 	if s.hashLog != nil {
 		s.hashLog.close() // if nothing ran, nobody else does
-	}
-	if s.sock != nil {
-		errs = append(errs, s.sock.close())
 	}
 	if s.cache != nil {
 		errs = append(errs, s.cache.Close())

@@ -57,7 +57,7 @@ var testEdges = map[string][]string{
 var externals = map[string][]string{
 	"github.com/VictoriaMetrics/metrics": {"mpserver", "mpserver/metrics"},
 	"github.com/hashicorp/golang-lru/v2": {"mpserver", "mpserver/hash"},
-	"github.com/pebbe/zmq4":              {"mpserver", "connector", "bench", "conformance"},
+	"github.com/pebbe/zmq4":              {"bench", "conformance"}, // the real libzmq, as a peer
 	"github.com/spf13/pflag":             {"cmd/lmcache-go"},
 	"github.com/zeebo/blake3":            {"mpserver/hash"},
 	"golang.org/x/sys":                   {"l1cache", "mpserver", "connector", "cuda", "nixl", "internal", "cmd/lmcache-go"},
@@ -181,7 +181,7 @@ func TestImportRulesBite(t *testing.T) {
 	}
 	f("mpserver", module+"/l1cache", false)
 	f("mpserver", module+"/internal/torchdtype", false)
-	f("mpserver", "github.com/pebbe/zmq4", false)
+	f("mpserver", "github.com/pebbe/zmq4", true)
 	f("mpserver", "C", true)
 	f("cuda", "C", false)
 	f("l1cache", module+"/mpserver", true)

@@ -1,10 +1,13 @@
-// Package zmtp speaks ZMTP 3.0 (rfc.zeromq.org/spec/23) with the NULL
-// mechanism over a stream connection: what a DEALER needs to talk to a ROUTER
-// of libzmq, and no more. It has no queues, no reconnecting and no goroutines;
-// those belong to its user.
+// Package zmtp speaks ZMTP 3.0 and 3.1 (rfc.zeromq.org/spec/23 and /37) with the
+// NULL mechanism: both sides of what a DEALER and a ROUTER of libzmq say to each
+// other, and no more.
 //
-// A Conn may be read by one goroutine and written by another at the same time.
-// After any error it is of no use: messages have no marks to find again.
+// A [Conn] is one connection without queues, reconnecting or goroutines; those
+// belong to its user. It may be read by one goroutine and written by another at
+// the same time. After any error it is of no use: messages have no marks to
+// find again.
+//
+// A [RouterSocket] listens and serves many peers: see there.
 package zmtp
 
 import (
@@ -15,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 )
 
 // Bits of a frame's flags.
@@ -64,15 +68,7 @@ func Router(nc net.Conn, maxBytes int64) (*Conn, error) {
 
 func handshake(nc net.Conn, socket string, maxBytes int64) (*Conn, error) {
 	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, readBufferBytes), maxBytes: maxBytes}
-	out := make([]byte, greetingBytes, 2*greetingBytes)
-	out[0], out[9], out[10] = 0xff, 0x7f, 3
-	copy(out[12:], "NULL")
-	ready := []byte("\x05READY")
-	for _, p := range [][2]string{{"Socket-Type", socket}, {"Identity", ""}} {
-		ready = append(append(ready, byte(len(p[0]))), p[0]...)
-		ready = append(binary.BigEndian.AppendUint32(ready, uint32(len(p[1]))), p[1]...)
-	}
-	out = append(append(out, flagCommand, byte(len(ready))), ready...)
+	out := appendReady(appendGreeting(nil), socket, "")
 	// Both sides send first and then read; a peer over a pipe without a
 	// buffer needs the write to run beside the read.
 	sent := make(chan error, 1)
@@ -97,17 +93,18 @@ func (c *Conn) readReady() error {
 	if _, err := io.ReadFull(c.r, peer); err != nil {
 		return fmt.Errorf("%w: read the greeting: %w", ErrHandshake, err)
 	}
-	if peer[0] != 0xff || peer[9] != 0x7f || peer[10] < 3 || !bytes.HasPrefix(peer[12:], []byte("NULL\x00")) {
-		return fmt.Errorf("%w: the peer does not speak ZMTP 3 with NULL security: % x", ErrHandshake, peer[:20])
+	if err := checkGreeting(peer); err != nil {
+		return err
 	}
 	flags, body, err := c.frame(nil)
 	if err != nil {
 		return fmt.Errorf("%w: read READY: %w", ErrHandshake, err)
 	}
-	if flags&flagCommand == 0 || !bytes.HasPrefix(body, []byte("\x05READY")) {
+	if flags&flagCommand == 0 {
 		return fmt.Errorf("%w: the peer answered %.64q instead of READY", ErrHandshake, body)
 	}
-	return nil
+	_, err = parseReady(body)
+	return err
 }
 
 // AppendHead appends what stands before a frame of n bytes; more says that
@@ -141,6 +138,9 @@ func (c *Conn) WriteBuffers(b net.Buffers) error {
 	_, err := b.WriteTo(c.nc)
 	return err
 }
+
+// SetDeadline bounds reads and writes from now on; the zero time ends that.
+func (c *Conn) SetDeadline(t time.Time) error { return c.nc.SetDeadline(t) }
 
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nc.Close() }
