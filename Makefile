@@ -30,8 +30,12 @@ help: ## print this list
 	  /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: deps
-deps: ## install what this machine lacks to build (C compiler, pkg-config, libzmq headers)
+deps: ## install what this machine lacks to build (a C compiler)
 	@scripts/deps.sh
+
+.PHONY: deps-dev
+deps-dev: ## install what the Go tests need besides (pkg-config, the headers of libzmq)
+	@scripts/deps.sh --dev
 
 .PHONY: build
 build: deps ## build bin/lmcache-go
@@ -42,7 +46,7 @@ run: build ## build and start the server; PORT=6555, ARGS="more flags"
 	$(BIN)/lmcache-go server --port $(PORT) $(ARGS)
 
 .PHONY: dist
-dist: deps ## make dist/lmcache-go-<version>-<os>-<arch>/, which runs on machines without libzmq
+dist: deps ## make dist/lmcache-go-<version>-<os>-<arch>/, which needs nothing but glibc
 	@scripts/dist.sh
 
 ##@ Check
@@ -53,11 +57,11 @@ test: ## everything: lint, tests (race detector, allocation counts), the real cl
 	@scripts/test.sh
 
 .PHONY: test-go
-test-go: deps ## the quick part: Go tests without race, lint and Python
+test-go: deps-dev ## the quick part: Go tests without race, lint and Python
 	$(GO) test ./...
 
 .PHONY: race
-race: deps ## Go tests with the race detector
+race: deps-dev ## Go tests with the race detector
 	$(GO) test -race -shuffle=on ./...
 
 .PHONY: conformance
@@ -66,15 +70,15 @@ conformance: ## the real LMCache client (Python) against our server
 	@scripts/test.sh conformance
 
 .PHONY: lint
-lint: deps ## golangci-lint, vet, builds without cgo, go.mod, shellcheck
+lint: deps-dev ## golangci-lint, vet, builds without cgo, go.mod, shellcheck
 	@scripts/lint.sh
 
 .PHONY: fuzz
-fuzz: deps ## each fuzz target for FUZZTIME (30s)
+fuzz: deps-dev ## each fuzz target for FUZZTIME (30s)
 	@FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 
 .PHONY: bench
-bench: deps ## Go benchmarks; BENCH=regexp BENCHTIME=1s
+bench: deps-dev ## Go benchmarks; BENCH=regexp BENCHTIME=1s
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) ./...
 
 .PHONY: bench-peer
@@ -88,7 +92,7 @@ gpu-test: build ## on a machine with a GPU and torch: real CUDA IPC, every byte,
 	$(BIN)/gputest -server $(BIN)/lmcache-go -json $(BIN)/gputest.json $(GPUTEST)
 
 .PHONY: cover
-cover: deps ## test coverage by package, and coverage.out for go tool cover
+cover: deps-dev ## test coverage by package, and coverage.out for go tool cover
 	$(GO) test -coverpkg=./... -coverprofile=coverage.out ./...
 	@$(GO) tool cover -func=coverage.out | tail -n 1
 
@@ -98,7 +102,7 @@ check: tidy fmt test ## what must be green before a push
 ##@ Tidy
 
 .PHONY: fmt
-fmt: deps ## format every Go file (gofumpt, gci)
+fmt: deps-dev ## format every Go file (gofumpt, gci)
 	$(GO) tool -modfile=internal/devtools/go.mod golangci-lint fmt
 
 .PHONY: tidy
@@ -106,7 +110,7 @@ tidy: ## go mod tidy
 	$(GO) mod tidy
 
 .PHONY: golden
-golden: deps ## rewrite the golden files of the tests; look at the diff
+golden: deps-dev ## rewrite the golden files of the tests; look at the diff
 	$(GO) test $$(grep -rl --include='*_test.go' 'testutil\.Golden' . | xargs -n 1 dirname | sort -u) -update
 
 .PHONY: clean

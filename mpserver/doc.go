@@ -3,7 +3,7 @@
 //
 // A request takes one way through the package:
 //
-//	socket ─ loop.go ─▶ frames ─ dispatch.go ─▶ operation ─ inline or lane.go ─▶ handler ─▶ reply ─ loop.go ─▶ socket
+//	connection ─ socket.go ─▶ frames ─ dispatch.go ─▶ operation ─ inline or lane.go ─▶ handler ─▶ reply ─ transport.go ─▶ connection
 //
 // The types that matter:
 //

@@ -355,7 +355,7 @@ func (s *Server) retrievePickle(r *request, t *transfer, g *groupLayout, tr *l1c
 		return s.failed(r, planReason(err))
 	}
 	size := enc.Size(len(chunks))
-	if size > maxFrameBytes-1024 {
+	if size > maxBinBytes {
 		return s.failed(r, "too_large")
 	}
 	buf := bufpool.Shared.Get(size + 256)

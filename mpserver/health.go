@@ -87,7 +87,7 @@ func (s *Server) ask(c **zmtp.Conn) error {
 const probeBytes = 1 << 10
 
 // Health reports whether the server is well, and if not, why: the request
-// loop must have answered a probe lately, no background goroutine may have
+// socket must have answered a probe lately, no background goroutine may have
 // ended, and the store must be whole.
 func (s *Server) Health() (ok bool, reason string) {
 	if s.draining.Load() {
@@ -97,7 +97,7 @@ func (s *Server) Health() (ok bool, reason string) {
 		return false, "background goroutine ended: " + name
 	}
 	if silent := time.Since(time.Unix(0, s.health.lastAnswer.Load())); silent > probeLimit {
-		return false, "the request loop has not answered its probe for " + silent.Round(time.Second).String()
+		return false, "the request socket has not answered its probe for " + silent.Round(time.Second).String()
 	}
 	if !s.cache.Alive() {
 		return false, "the store's background turn has ended"

@@ -31,7 +31,7 @@ type lane struct {
 }
 
 // idle reports whether nothing waits or runs, so that a request may be
-// answered on the loop without overtaking anybody.
+// answered by the reader without overtaking anybody.
 func (l *lane) idle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -84,15 +84,15 @@ type Options struct {
 	// OnRegisterFailure: default [RegisterRefuse].
 	OnRegisterFailure RegisterFailurePolicy
 
-	// Workers is the number of requests that may run off the request loop at
+	// Workers is the number of requests that may run off the readers of connections at
 	// the same time. Default: twice the number of CPUs, at least 4.
 	Workers int
 	// LaneDepth is how many requests of one client may wait; one more is
 	// answered as that operation's failure. Default 1024.
 	LaneDepth int
-	// MaxMessageBytes bounds one frame; a larger one ends its sender's
-	// connection. Default and limit: 2 GiB less one byte, what libzmq's
-	// calls can tell the length of.
+	// MaxMessageBytes bounds one message; a larger one ends its sender's
+	// connection. Default and limit: 4 GiB, what a msgpack document can hold,
+	// and 64 MiB for what goes with it.
 	MaxMessageBytes int64
 
 	// WorkerReapTimeout is how long a worker that has pinged may be silent
@@ -185,8 +185,12 @@ func SegmentName(shmName string) string {
 	return ShmPrefix + name
 }
 
-// maxFrameBytes is INT_MAX: zmq_msg_recv returns the length as an int and caps it there.
-const maxFrameBytes = 1<<31 - 1
+const (
+	// maxBinBytes is what a msgpack document can hold.
+	maxBinBytes = 1<<32 - 1
+	// maxMessageBytes leaves room for the key beside it.
+	maxMessageBytes = 4<<30 + 64<<20
+)
 
 func (o *Options) setDefaults() {
 	def(&o.Host, "localhost")
@@ -196,7 +200,7 @@ func (o *Options) setDefaults() {
 	def(&o.TransferMode, TransferAuto)
 	def(&o.OnRegisterFailure, RegisterRefuse)
 	def(&o.LaneDepth, 1024)
-	def(&o.MaxMessageBytes, maxFrameBytes)
+	def(&o.MaxMessageBytes, maxMessageBytes)
 	def(&o.WorkerReapTimeout, 120*time.Second)
 	def(&o.WorkerRegistrationGrace, time.Hour)
 	def(&o.ConnectionGrace, 5*time.Second)
@@ -308,8 +312,8 @@ func (o Options) Check() error {
 	if o.Workers < 0 || o.LaneDepth < 0 {
 		bad("workers and lane depth must not be negative")
 	}
-	if o.MaxMessageBytes < 0 || o.MaxMessageBytes > maxFrameBytes {
-		bad("the largest frame must be between 1 and %d bytes, got %d", maxFrameBytes, o.MaxMessageBytes)
+	if o.MaxMessageBytes < 0 || o.MaxMessageBytes > maxMessageBytes {
+		bad("the largest message must be between 1 and %d bytes, got %d", int64(maxMessageBytes), o.MaxMessageBytes)
 	}
 	return errors.Join(errs...)
 }

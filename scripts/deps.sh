@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Makes this machine able to build lmcache-go: a C compiler, pkg-config and the headers of libzmq.
-# With --test also what `make test` needs beyond that: a Python that can make environments.
+# Makes this machine able to build lmcache-go: a C compiler. With --dev also what the Go tests and the load generator
+# need: pkg-config and the headers of libzmq, the peer that they test against. With --test also what `make test` needs
+# beyond that: a Python that can make environments.
 # Says what is missing and installs it where it can (apt-get, as root or through sudo); elsewhere it prints the
 # packages to install. When nothing is missing it only says so: no network, a fraction of a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-want_test=
+want_dev='' want_test=''
 case ${1:-} in
-  --test) want_test=1 ;;
+  --test) want_dev=1 want_test=1 ;;
+  --dev) want_dev=1 ;;
   '') ;;
-  *) echo "usage: scripts/deps.sh [--test]" >&2; exit 2 ;;
+  *) echo "usage: scripts/deps.sh [--dev | --test]" >&2; exit 2 ;;
 esac
 
 say() { echo "deps: $*" >&2; }
@@ -49,8 +51,10 @@ has_python() { [ -n "${LMCACHE_GO_PYTHON:-}" ] || python3 -c 'import venv, ensur
 
 missing() {
   has_cc || echo cc
-  has_pkg_config || echo pkg-config
-  has_libzmq || echo libzmq
+  if [ -n "$want_dev" ]; then
+    has_pkg_config || echo pkg-config
+    has_libzmq || echo libzmq
+  fi
   if [ -n "$want_test" ]; then has_python || echo python; fi
 }
 
@@ -100,7 +104,7 @@ else
       exit 1
     fi
   done
-  say "no package manager that this script knows: install a C compiler, pkg-config and the headers of libzmq 4.2 or newer by hand"
+  say "no package manager that this script knows: install by hand: ${lacking[*]} (cc: a C compiler; libzmq: its headers, 4.2 or newer)"
   exit 1
 fi
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: scripts/dist-check.sh FOLDER
-# Copies a folder that dist.sh made to another place, sees that every library but glibc's resolves inside it, and
-# runs the binary there.
+# Copies a folder that dist.sh made to another place, sees that the binary needs no library but glibc's, and runs it
+# there.
 set -euo pipefail
 folder=${1:?the folder that dist.sh made}
 
@@ -10,22 +10,12 @@ trap 'rm -rf "$elsewhere"' EXIT
 cp -a "$folder" "$elsewhere/moved"
 cd "$elsewhere/moved"
 
+glibc='^(ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|linux-vdso)\.so'
 resolved=$(env -u LD_LIBRARY_PATH ldd ./lmcache-go)
-if missing=$(grep 'not found' <<<"$resolved"); then
-  echo "dist-check: not resolved: $missing" >&2
-  exit 1
-fi
-for library in lib/*; do
-  soname=${library#lib/}
-  # ldd prints the path it would load, which goes through our rpath.
-  from=$(awk -v so="$soname" '$1 == so {print $3}' <<<"$resolved")
-  if [ -z "$from" ] || [ "$(readlink -f "$from")" != "$(readlink -f "$library")" ]; then
-    echo "dist-check: $soname is loaded from ${from:-nowhere}, not from lib/" >&2
+while read -r soname _; do
+  if ! [[ ${soname##*/} =~ $glibc ]]; then
+    echo "dist-check: the binary needs $soname, which not every machine has" >&2
     exit 1
   fi
-done
-if [ ! -e lib/libzmq.so.5 ]; then
-  echo 'dist-check: libzmq.so.5 is not in lib/' >&2
-  exit 1
-fi
+done <<<"$resolved"
 ./lmcache-go version
