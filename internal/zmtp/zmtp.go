@@ -58,17 +58,20 @@ type Conn struct {
 // Dealer does the handshake of a DEALER on nc, which it does not close when
 // that fails. Deadlines are the caller's to set. maxBytes bounds a frame.
 func Dealer(nc net.Conn, maxBytes int64) (*Conn, error) {
-	return handshake(nc, "DEALER", maxBytes)
+	return Handshake(nc, "DEALER", "", maxBytes)
 }
 
 // Router does the handshake of a ROUTER, for tests that play a server.
 func Router(nc net.Conn, maxBytes int64) (*Conn, error) {
-	return handshake(nc, "ROUTER", maxBytes)
+	return Handshake(nc, "ROUTER", "", maxBytes)
 }
 
-func handshake(nc net.Conn, socket string, maxBytes int64) (*Conn, error) {
+// Handshake is [Dealer] for a socket of another type, such as REQ, that may have
+// chosen an identity. What a REQ puts around its messages, an empty frame, is
+// the caller's to add and to take off.
+func Handshake(nc net.Conn, socket, identity string, maxBytes int64) (*Conn, error) {
 	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, readBufferBytes), maxBytes: maxBytes}
-	out := appendReady(appendGreeting(nil), socket, "")
+	out := appendReady(appendGreeting(nil), socket, identity)
 	// Both sides send first and then read; a peer over a pipe without a
 	// buffer needs the write to run beside the read.
 	sent := make(chan error, 1)
