@@ -13,6 +13,7 @@ import (
 	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
 // copyQueue is one direction of an instance: a stream of its device and what
@@ -107,7 +108,8 @@ type copyJob struct {
 	begin time.Time
 	late  *time.Timer // nil where the deadline does not apply
 	// finish publishes or releases and says why the transfer failed, or "".
-	finish func(error) string
+	finish  func(error) string
+	refusal string // why it copies nothing and fails, if it does
 }
 
 // submit queues the copies of r and answers when nothing can touch the
@@ -118,12 +120,15 @@ type copyJob struct {
 // those that copy nothing: an engine that hears of its second store takes the
 // blocks of the first one back.
 func (s *Server) submit(r *request, t *blockTransfer, dir copyplan.Direction, plan *copyplan.Plan, finish func(error) string) reply {
-	q := t.d.queue(dir)
+	return s.submitJob(&copyJob{s: s, r: r, t: t, q: t.d.queue(dir), finish: finish, begin: time.Now()}, dir, plan)
+}
+
+func (s *Server) submitJob(c *copyJob, dir copyplan.Direction, plan *copyplan.Plan) reply {
+	r, t, q := c.r, c.t, c.q
 	if plan.Bytes == 0 && q.pending() == 0 {
 		plan.Release()
-		return s.outcome(r, finish(nil), nil)
+		return s.outcome(r, c.finish(nil), nil)
 	}
-	c := &copyJob{s: s, r: r, t: t, q: q, finish: finish, begin: time.Now()}
 	c.job = device.Job{Direction: dir, Plan: plan, Engine: t.d.memory, Pool: s.arena.Bytes(), After: t.event, Done: c.done}
 	traits := t.d.dev.Traits()
 	limit := c.begin.Add(s.copyLimit(r))
@@ -144,8 +149,12 @@ func (s *Server) submit(r *request, t *blockTransfer, dir copyplan.Direction, pl
 	if c.late != nil && !time.Now().Before(limit) {
 		q.stream.Cancel(&c.job) // the timer may have been too early
 	}
-	if traits.AnswerAtDone {
+	switch {
+	case traits.AnswerAtDone:
 		return reply{kind: replyLater}
+	case c.refusal != "":
+		// The event keeps the order: it fires after the copies before it.
+		return value(wire.AppendStoreReply(nil, event, false)).because(c.refusal)
 	}
 	return s.outcome(r, "", event)
 }
@@ -191,7 +200,11 @@ func (c *copyJob) settle(err error) (reason string) {
 	}
 	if err != nil {
 		s.met.TransferEnded(dir, d.name, 0)
-		s.log.Warn("a copy failed", "component", "device", "op", c.r.op.String(), "instance_id", d.instance, "request_id", c.t.RequestID, "err", err)
+		what := "a copy failed"
+		if dir == metrics.Retrieve && c.refusal == "" && !d.dev.Traits().AnswerAtDone && !c.q.isEnded() {
+			what = "a load failed after its engine was told that it would come: answers of that engine may be wrong; restart it"
+		}
+		s.log.Warn(what, "component", "device", "op", c.r.op.String(), "instance_id", d.instance, "request_id", c.t.RequestID, "err", err)
 		if errors.Is(err, device.ErrLost) {
 			s.lose(d, err)
 		}
@@ -219,7 +232,8 @@ func (s *Server) refuseInOrder(r *request, t *blockTransfer, dir copyplan.Direct
 		return s.failed(r, reason)
 	}
 	t.event = nil
-	return s.submit(r, t, dir, copyplan.Acquire(), func(error) string { return reason })
+	c := &copyJob{s: s, r: r, t: t, q: t.d.queue(dir), finish: func(error) string { return reason }, refusal: reason, begin: time.Now()}
+	return s.submitJob(c, dir, copyplan.Acquire())
 }
 
 func direction(dir copyplan.Direction) metrics.Direction {

@@ -2,6 +2,8 @@ package mpserver
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,6 +47,10 @@ type engine struct {
 	mem        []byte // outside the Go heap: the server writes there
 	world      int
 	worker     int
+	// On a GPU of the tests:
+	gpus   *testGPUs
+	uuid   string
+	handle []byte // what torch's handle of the storage is
 }
 
 var engineSeq atomic.Int64
@@ -68,11 +74,17 @@ func (e *engine) newMemory() {
 	for _, g := range e.groups {
 		size += g.layers * e.blocks * e.blockSlots * g.rowBytes()
 	}
-	e.key = fmt.Sprintf("%stest_%d_%d", device.SegmentPrefix, os.Getpid(), engineSeq.Add(1))
+	seq := engineSeq.Add(1)
+	e.key = fmt.Sprintf("%stest_%d_%d", device.SegmentPrefix, os.Getpid(), seq)
+	if e.gpus != nil {
+		e.handle = append([]byte{3, 'c'}, make([]byte, 64)...)
+		binary.LittleEndian.PutUint64(e.handle[2:], uint64(seq))
+		e.key = cudaIPCKey + hex.EncodeToString(e.handle[2:]) + ":0"
+	}
 	fd := -1
 	flags := unix.MAP_PRIVATE | unix.MAP_ANON
 	fake, isFake := e.s.dev.(*device.Fake)
-	if !isFake {
+	if !isFake && e.gpus == nil {
 		f, err := os.Create(filepath.Join("/dev/shm", e.key))
 		require.NoError(e.tb, err)
 		defer f.Close()
@@ -88,7 +100,10 @@ func (e *engine) newMemory() {
 		noPanic(e.tb, s)
 		require.NoError(e.tb, unix.Munmap(mem))
 	})
-	if isFake {
+	switch {
+	case e.gpus != nil:
+		e.gpus.addMemory(e.key, mem)
+	case isFake:
 		fake.AddMemory(e.key, mem)
 	}
 	e.mem = mem
@@ -200,10 +215,15 @@ func (e *engine) registration() [][]byte {
 			if e.hnd {
 				shape, stride = []int64{int64(e.blocks), h, n, c}, []int64{n * h * c, n * c, c, 1}
 			}
-			ws = append(ws, wire.DeviceWrapper{
+			w := wire.DeviceWrapper{
 				Source:   &wire.CPUShm{Name: e.key, SizeBytes: int64(len(e.mem))},
 				Metadata: wire.TensorMetadata{DType: d, Shape: shape, Stride: stride, StorageOffset: off, DeviceUUID: "cpu"},
-			})
+			}
+			if e.gpus != nil {
+				w.Source = &wire.CUDAStorage{Handle: e.handle, SizeBytes: int64(len(e.mem))}
+				w.Metadata.DeviceUUID = e.uuid
+			}
+			ws = append(ws, w)
 			off += int64(e.blocks) * n * h * c
 		}
 		infos = append(infos, info)

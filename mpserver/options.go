@@ -138,12 +138,15 @@ type Options struct {
 	// Commit is what GET /commit_id tells. Default "unknown".
 	Commit string
 
-	// Seams for tests: the device, which the server closes; how long copies may
-	// take, instead of their operation's deadline; and how long an ended worker's
-	// may hold up an answer. Default 10 s.
-	device      device.Device
-	copyLimit   time.Duration
-	retireLimit time.Duration
+	// Seams for tests: the device of host memory, which the server closes; the GPU
+	// driver; how long copies and registrations may take, instead of their
+	// operation's deadline; and how long an ended worker's copies may hold up an
+	// answer. Default 10 s.
+	device        device.Device
+	gpuDriver     func() (gpuDriver, error)
+	copyLimit     time.Duration
+	registerLimit time.Duration
+	retireLimit   time.Duration
 	// The store's clock, and what makes its background turn go round.
 	l1Now   func() time.Time
 	l1Ticks <-chan time.Time
@@ -207,6 +210,9 @@ func (o *Options) setDefaults() {
 	def(&o.SessionTTL, 600*time.Second)
 	def(&o.PendingLookupTimeout, time.Second)
 	def(&o.SessionGrace, 30*time.Second)
+	if o.gpuDriver == nil {
+		o.gpuDriver = loadGPUDriver
+	}
 	def(&o.DrainTimeout, 5*time.Second)
 	def(&o.retireLimit, 10*time.Second)
 	def(&o.PromptCacheBytes, 64<<20)

@@ -47,19 +47,20 @@ func (s *Server) advertisedPool() (name string, size int64) {
 func (s *Server) registrationFailed(r *request, id int64, lay *layout, err error) reply {
 	s.instances.armPing(id)
 	s.met.InstanceEvent("refused")
-	s.failures.explain(r.op.String(), "registration", err)
-	s.log.Error("a worker cannot be registered", "component", "mq", "instance_id", id, "op", r.op.String(), "policy", s.opt.OnRegisterFailure, "err", err)
+	reason := registrationReason(err)
+	s.failures.explain(r.op.String(), reason, err)
+	s.log.Error("a worker cannot be registered", "component", "mq", "instance_id", id, "op", r.op.String(), "policy", s.opt.OnRegisterFailure, "reason", reason, "err", err, "remedy", remedies[reason].remedy)
 	if s.opt.OnRegisterFailure != RegisterDegrade || lay == nil {
-		return refuse.because("registration")
+		return refuse.because(reason)
 	}
 	ill := &instance{id: id, layout: lay, engine: r.op == wire.OpRegisterEngineDriven, ill: true, lastErr: err.Error(), conn: r.client}
 	if _, err := s.instances.register(ill, time.Now()); err != nil {
-		return refuse.because("registration")
+		return refuse.because(reason)
 	}
 	if r.op == wire.OpRegisterEngineDriven {
-		return value(wire.AppendEngineDrivenReply(nil, "", 0)).because("registration")
+		return value(wire.AppendEngineDrivenReply(nil, "", 0)).because(reason)
 	}
-	return empty.because("registration")
+	return empty.because(reason)
 }
 
 func failRegister(s *Server, r *request) reply {

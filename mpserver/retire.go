@@ -47,6 +47,7 @@ func (s *Server) retire(d *serverDriven, why ending) {
 			for _, m := range d.memory {
 				m.Close()
 			}
+			s.letGo(d)
 			close(d.closed)
 			s.instances.retired(d)
 		}

@@ -43,6 +43,7 @@ type Server struct {
 	headsFirst atomic.Bool
 	dev        device.Device // of the workers whose KV the server copies
 	devName    string
+	gpus       *gpus
 	http       *httpServer
 	health     health
 	retiring   joiner // closes streams and mappings of ended instances
@@ -126,6 +127,7 @@ func New(o Options) (*Server, error) {
 	if s.dev, s.devName = o.device, "fake"; s.dev == nil {
 		s.dev, s.devName = device.NewCPU(device.CPUOptions{}), "cpu"
 	}
+	s.gpus = newGPUs(o.gpuDriver, s.arena, s.log, s.retiring.run)
 	s.instances = newInstances(s.retire)
 	s.sessions = newSessions(s.cache, o, s.tell)
 	s.lanes = newPool(o.workers(), s.runLane)
@@ -242,6 +244,9 @@ func (s *Server) stopCopies(ctx context.Context) bool {
 		last, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		done = s.retiring.wait(last)
+	}
+	if err := s.gpus.close(); err != nil {
+		s.log.Error("close the GPU driver", "component", "device", "err", err)
 	}
 	return done
 }

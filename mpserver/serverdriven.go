@@ -20,10 +20,14 @@ type serverDriven struct {
 	name     string // of the device, for metrics
 	dev      device.Device
 	memory   []device.Memory // one per storage of the layout
+	bytes    int64           // of them
 	stores   *copyQueue
 	loads    *copyQueue
 	hashing  chan struct{} // holds a value while checksums are computed
 	closed   chan struct{} // closed when nothing touches the worker's memory any more
+	// Of a worker whose cache is on a GPU:
+	gpu      *gpu
+	counters []refCounter
 }
 
 func (d *serverDriven) queue(dir copyplan.Direction) *copyQueue {
@@ -36,15 +40,14 @@ func (d *serverDriven) queue(dir copyplan.Direction) *copyQueue {
 // pending is the number of transfers on their way.
 func (d *serverDriven) pending() int { return d.stores.pending() + d.loads.pending() }
 
-// errForeignMemory is what a registration hears whose memory cannot be opened here.
-var errForeignMemory = errors.New("the KV cache is in GPU memory, which this build does not serve yet: set lmcache.mp.mp_transfer_mode to engine_driven in kv_connector_extra_config, and give the server --shm-name")
-
 // registration is a decoded REGISTER_KV_CACHE.
 type registration struct {
 	id        int64
 	model     string
 	worldSize int
 	input     kvlayout.Input
+	uuid      string // of the GPU, "" for host memory
+	counters  []refCounter
 }
 
 // decodeRegistration reads the seven payloads (gpu-path 2).
@@ -78,21 +81,13 @@ func (s *Server) decodeRegistration(r *request) (reg registration, err error) {
 		return reg, fmt.Errorf("engine_group_infos: %w", err)
 	}
 	in := kvlayout.Input{
-		Engine: kvlayout.Engine(engine), ChunkTokens: s.opt.ChunkSize, CPUEngine: true, SeparateObjectGroups: s.opt.SeparateObjectGroups,
+		Engine: kvlayout.Engine(engine), ChunkTokens: s.opt.ChunkSize, SeparateObjectGroups: s.opt.SeparateObjectGroups,
 		Hints: kvlayout.Hints{KVLayout: hints.KVLayout, NumKVHeads: int64(hints.NumKVHeads), TokensPerBlock: int64(hints.TokensPerBlock), KVListLayout: hints.KVListLayout, HeadDim: int64(hints.HeadDim)},
 	}
-	for i := range wrappers {
-		w := &wrappers[i]
-		shm, ok := w.Source.(*wire.CPUShm)
-		if !ok {
-			return reg, fmt.Errorf("tensor %d is %s: %w", i, w.Source.Tag(), errForeignMemory)
-		}
-		m := &w.Metadata
-		in.Tensors = append(in.Tensors, kvlayout.Tensor{
-			DType: m.DType.Name, ElemBytes: m.DType.Size, Shape: m.Shape, Stride: m.Stride, Offset: m.StorageOffset,
-			Storage: shm.Name, StorageBytes: shm.SizeBytes,
-		})
+	if in.Tensors, reg.uuid, reg.counters, err = tensorsOf(wrappers); err != nil {
+		return reg, err
 	}
+	in.CPUEngine = reg.uuid == ""
 	for _, g := range groups {
 		in.Groups = append(in.Groups, kvlayout.GroupInfo{
 			EngineGroup: g.EngineGroupID, Layers: g.LayerIndices, TokensPerBlock: g.TokensPerBlock,
@@ -118,9 +113,26 @@ func handleRegisterKVCache(s *Server, _ context.Context, r *request) reply {
 	if err != nil {
 		return s.registrationFailed(r, reg.id, s.illLayout(reg), err)
 	}
-	// A worker that registers again may have new memory under the old names, and
-	// has given up what it had on its way: nothing of its former self is kept.
-	d, err := openServerDriven(reg.id, s.dev, s.devName, kv)
+	if reg.uuid != "" {
+		// The driver takes its time, and may never come back.
+		s.retiring.run(func() {
+			ctx, cancel := context.WithTimeout(s.abandon, s.registerLimit(r))
+			defer cancel()
+			d, err := s.openOnGPU(ctx, &reg, kv)
+			s.later(r, s.registered(r, &reg, lay, d, err))
+		})
+		return reply{kind: replyLater}
+	}
+	d, err := openServerDriven(&reg, s.dev, s.devName, kv)
+	return s.registered(r, &reg, lay, d, err)
+}
+
+// registered ends a registration: d is what was opened of its memory, unless
+// err says why it was not.
+//
+// A worker that registers again may have new memory under the old names, and
+// has given up what it had on its way: nothing of its former self is kept.
+func (s *Server) registered(r *request, reg *registration, lay *layout, d *serverDriven, err error) reply {
 	if err != nil {
 		return s.registrationFailed(r, reg.id, lay, err)
 	}
@@ -132,7 +144,7 @@ func handleRegisterKVCache(s *Server, _ context.Context, r *request) reply {
 	}
 	s.met.InstanceEvent("registered")
 	s.log.Info("registered", "component", "mq", "instance_id", reg.id, "model", reg.model, "world_size", reg.worldSize,
-		"mode", TransferLMCacheDriven, "device", d.name, "layout", lay.fingerprint, "tensors", len(reg.input.Tensors), "storages", len(kv.Storages))
+		"mode", TransferLMCacheDriven, "device", d.name, "layout", lay.fingerprint, "tensors", len(reg.input.Tensors), "storages", len(d.memory), "bytes", d.bytes)
 	return s.whenClosed(former, r, empty)
 }
 
@@ -147,26 +159,28 @@ func (s *Server) illLayout(reg registration) *layout {
 }
 
 // openServerDriven maps all storages of a layout, or none.
-func openServerDriven(id int64, dev device.Device, name string, kv *kvlayout.Layout) (opened *serverDriven, err error) {
-	d := &serverDriven{instance: id, name: name, dev: dev, hashing: make(chan struct{}, 1), closed: make(chan struct{})}
+func openServerDriven(reg *registration, dev device.Device, name string, kv *kvlayout.Layout) (opened *serverDriven, err error) {
+	d := &serverDriven{instance: reg.id, name: name, dev: dev, hashing: make(chan struct{}, 1), closed: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			for _, m := range d.memory {
 				m.Close()
 			}
+			err = fmt.Errorf("%w of instance %d: %w", errRegistration, reg.id, err)
 		}
 	}()
 	for _, st := range kv.Storages {
 		m, err := dev.Open(st.Key, st.Bytes)
 		if err != nil {
-			return nil, fmt.Errorf("%w of instance %d: %w", errRegistration, id, err)
+			return nil, err
 		}
 		d.memory = append(d.memory, m)
+		d.bytes += st.Bytes
 	}
-	if d.stores, err = newCopyQueue(dev, fmt.Sprintf("store %d", id)); err != nil {
+	if d.stores, err = newCopyQueue(dev, fmt.Sprintf("store %d", reg.id)); err != nil {
 		return nil, err
 	}
-	if d.loads, err = newCopyQueue(dev, fmt.Sprintf("load %d", id)); err != nil {
+	if d.loads, err = newCopyQueue(dev, fmt.Sprintf("load %d", reg.id)); err != nil {
 		return nil, errors.Join(err, d.stores.stream.Close(context.Background()))
 	}
 	return d, nil

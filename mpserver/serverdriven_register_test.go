@@ -16,7 +16,7 @@ func TestOpenServerDrivenMapsAllOrNothing(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	dev.AddMemory("/lmcache_kv_there", make([]byte, 64))
 	kv := &kvlayout.Layout{Storages: []kvlayout.Storage{{Key: "/lmcache_kv_there", Bytes: 64}, {Key: "/lmcache_kv_none", Bytes: 64}}}
-	d, err := openServerDriven(1, dev, "fake", kv)
+	d, err := openServerDriven(&registration{id: 1}, dev, "fake", kv)
 	require.ErrorIs(t, err, device.ErrOpen)
 	require.Nil(t, d)
 	require.Zero(t, dev.Stats().Mappings)

@@ -314,17 +314,21 @@ func TestRegistrationThatCannotBeOpened(t *testing.T) {
 	e.registerKV()
 }
 
-// GPU memory is refused with what to do about it.
+// Without a driver GPU memory is refused, with what to do about it.
 func TestGPUMemoryIsRefused(t *testing.T) {
 	var buf syncBuffer
-	s := startServer(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&buf, nil)) })
+	s := startServer(t, func(o *Options) {
+		o.Logger = slog.New(slog.NewTextHandler(&buf, nil))
+		o.gpuDriver = func() (gpuDriver, error) { return nil, errTold }
+	})
 	e := newEngine(t, s, 1, false, oneGroup)
 	d, _ := torchdtype.Lookup("uint8")
 	r := e.registration()
-	r[1] = wire.AppendDeviceWrappers(nil, []wire.DeviceWrapper{{
+	w := wire.DeviceWrapper{
 		Source:   &wire.CUDARaw{SizeBytes: 1 << 20},
 		Metadata: wire.TensorMetadata{DType: d, Shape: []int64{4, 4, 4, 8}, Stride: []int64{128, 32, 8, 1}, DeviceUUID: "d5a55c39-9e1d-0000-0000-000000000000"},
-	}})
+	}
+	r[1] = wire.AppendDeviceWrappers(nil, []wire.DeviceWrapper{w, w})
 	_, refused := e.call(wire.OpRegisterKVCache, r...)
 	require.True(t, refused)
 	require.Contains(t, buf.String(), "engine_driven")
