@@ -14,13 +14,13 @@ const (
 	versionAt = 10
 )
 
-// appendGreeting appends what each side sends first: signature, version 3.1,
+// newGreeting is what each side sends first: signature, version 3.1,
 // NULL security (rfc.zeromq.org/spec/37).
-func appendGreeting(dst []byte) []byte {
-	var g [greetingBytes]byte
+func newGreeting() []byte {
+	g := make([]byte, greetingBytes)
 	g[0], g[9], g[versionAt], g[11] = 0xff, 0x7f, 3, 1
 	copy(g[12:], "NULL")
-	return append(dst, g[:]...)
+	return g
 }
 
 // checkGreeting looks at as much of a greeting as has come, so that whoever

@@ -138,8 +138,8 @@ func FuzzReader(f *testing.F) {
 
 // FuzzHandshake: a greeting and READY of anything.
 func FuzzHandshake(f *testing.F) {
-	f.Add(appendReady(appendGreeting(nil), "DEALER", "me"))
-	f.Add(appendCommand(appendGreeting(nil), []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffDEALER")))
+	f.Add(appendReady(newGreeting(), "DEALER", "me"))
+	f.Add(appendCommand(newGreeting(), []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffDEALER")))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		rd := newTestReader(bytes.NewReader(raw), 1<<20)

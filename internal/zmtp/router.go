@@ -108,7 +108,7 @@ type RouterSocket struct {
 func NewRouter(o RouterOptions) *RouterSocket {
 	o.setDefaults()
 	s := &RouterSocket{opt: o, peers: map[*Peer]struct{}{}, names: map[string]*Peer{}, stop: make(chan struct{})}
-	s.seq.Store(rand.Uint32())
+	s.seq.Store(rand.Uint32()) //nolint:gosec // a number, not a secret
 	return s
 }
 
@@ -256,7 +256,7 @@ func (p *Peer) beforeRead() {
 // welcome does the handshake and gives the peer its name.
 func (s *RouterSocket) welcome(p *Peer) error {
 	_ = p.c.SetDeadline(time.Now().Add(s.opt.HandshakeTimeout)) // a broken connection shows below
-	if _, err := p.c.Write(appendGreeting(nil)); err != nil {
+	if _, err := p.c.Write(newGreeting()); err != nil {
 		return fmt.Errorf("%w: %w", ErrHandshake, err)
 	}
 	if err := p.rd.greeting(); err != nil {

@@ -71,7 +71,7 @@ func Router(nc net.Conn, maxBytes int64) (*Conn, error) {
 // the caller's to add and to take off.
 func Handshake(nc net.Conn, socket, identity string, maxBytes int64) (*Conn, error) {
 	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, readBufferBytes), maxBytes: maxBytes}
-	out := appendReady(appendGreeting(nil), socket, identity)
+	out := appendReady(newGreeting(), socket, identity)
 	// Both sides send first and then read; a peer over a pipe without a
 	// buffer needs the write to run beside the read.
 	sent := make(chan error, 1)
