@@ -9,11 +9,13 @@ import (
 	"hash"
 	"iter"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/copyplan"
 	"github.com/lmcache-go/lmcache-go/internal/device"
 	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
+	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
 )
 
@@ -64,17 +66,46 @@ func (s *Server) Checksums(ctx context.Context, q *httpapi.ChecksumRequest) ([][
 	case <-ctx.Done():
 		return nil, errChecksumsLate
 	}
-	g := &gatherer{ctx: ctx, d: in.driven, pool: make([]byte, checksumScratch), plan: new(copyplan.Plan)}
-	var err error
+	g := &gatherer{ctx: ctx, d: in.driven, plan: new(copyplan.Plan)}
+	release, err := s.checksumBuffer(g)
+	if err != nil {
+		return nil, err
+	}
 	if g.stream, err = in.driven.dev.NewStream(fmt.Sprintf("checksums %d", q.InstanceID)); err != nil {
+		release()
 		return nil, checksumError(q.InstanceID, err)
 	}
-	defer s.retiring.run(func() { s.closeStream(g.d, g.stream) })
+	defer s.retiring.run(func() {
+		if s.closeStream(g.d, g.stream) {
+			release()
+		}
+	})
 	rows, err := g.rows(kv, q)
 	if err != nil {
 		return nil, checksumError(q.InstanceID, err)
 	}
 	return rows, nil
+}
+
+// checksumBuffer gives g memory to copy to. A GPU only reaches the pool.
+func (s *Server) checksumBuffer(g *gatherer) (release func(), err error) {
+	if g.d.gpu == nil {
+		g.pool = make([]byte, checksumScratch)
+		g.end = checksumScratch
+		return func() {}, nil
+	}
+	size := min(checksumScratch, s.arena.SizeBytes()/4)
+	res, err := s.cache.Reserve(g.ctx, l1cache.ReserveRequest{
+		Scope:  l1cache.Scope{Layout: scratchScope, Salt: strconv.FormatUint(scratchSeq.Add(1), 10)},
+		Hashes: make([]l1cache.Hash, 1), SizeBytes: size,
+	})
+	if err != nil {
+		return nil, httpapi.Failf(http.StatusServiceUnavailable, "no room in L1 to copy blocks to: %v", err)
+	}
+	g.pool, g.start = s.arena.Bytes(), res.Slots()[0].Offset
+	g.end = g.start + size
+	g.used = g.start
+	return res.Release, nil
 }
 
 var errChecksumsLate = httpapi.Failf(http.StatusServiceUnavailable, "not done within %v: send fewer block_ids at a time", checksumLimit)
@@ -124,9 +155,11 @@ type gatherer struct {
 	stream device.Stream
 	pool   []byte
 	plan   *copyplan.Plan
-	used   int64  // of pool, by the plan
-	todo   []span // of pool, in order
-	wide   []byte
+	// start and end are the part of pool that is ours, used what the plan has
+	// taken so far.
+	start, end, used int64
+	todo             []span // of pool, in order
+	wide             []byte
 }
 
 // span is a part of the buffer and what it is hashed into.
@@ -179,12 +212,12 @@ func (g *gatherer) rows(kv *kvlayout.Layout, q *httpapi.ChecksumRequest) ([][]st
 func (g *gatherer) add(pieces iter.Seq[kvlayout.Piece], into hash.Hash, bf16 bool) error {
 	for p := range pieces {
 		for p.Bytes > 0 {
-			if int64(len(g.pool))-g.used < 2 {
+			if g.end-g.used < 2 {
 				if err := g.flush(); err != nil {
 					return err
 				}
 			}
-			n := min(p.Bytes, (int64(len(g.pool))-g.used)&^1) // no bfloat16 in halves
+			n := min(p.Bytes, (g.end-g.used)&^1) // no bfloat16 in halves
 			g.plan.AddRun(copyplan.Run{Storage: p.Storage, Engine: p.Offset, Object: g.used, Bytes: n})
 			if last := len(g.todo) - 1; last >= 0 && g.todo[last].into == into {
 				g.todo[last].bytes += n
@@ -201,7 +234,7 @@ func (g *gatherer) add(pieces iter.Seq[kvlayout.Piece], into hash.Hash, bf16 boo
 
 // flush copies what is planned, waits for it and hashes it.
 func (g *gatherer) flush() error {
-	if g.used == 0 {
+	if g.used == g.start {
 		return nil
 	}
 	done := make(chan error, 1)
@@ -218,7 +251,7 @@ func (g *gatherer) flush() error {
 		g.stream.Cancel(job) // the job keeps buffer and plan
 		return g.ctx.Err()
 	}
-	at := int64(0)
+	at := g.start
 	for _, sp := range g.todo {
 		b := g.pool[at : at+sp.bytes]
 		if sp.bf16 {
@@ -229,7 +262,7 @@ func (g *gatherer) flush() error {
 		at += sp.bytes
 	}
 	g.plan.Reset()
-	g.used, g.todo = 0, g.todo[:0]
+	g.used, g.todo = g.start, g.todo[:0]
 	return nil
 }
 

@@ -48,10 +48,14 @@ func (e *engine) kvTensors(dtype string, layout string, layers int, shape ...int
 	}
 	var ws []wire.DeviceWrapper
 	for l := range layers {
-		ws = append(ws, wire.DeviceWrapper{
+		w := wire.DeviceWrapper{
 			Source:   &wire.CPUShm{Name: e.key, SizeBytes: int64(len(e.mem))},
 			Metadata: wire.TensorMetadata{DType: d, Shape: shape, Stride: stride, StorageOffset: int64(l) * n, DeviceUUID: "cpu"},
-		})
+		}
+		if e.gpus != nil {
+			w.Source, w.Metadata.DeviceUUID = &wire.CUDAStorage{Handle: e.handle, SizeBytes: int64(len(e.mem))}, e.uuid
+		}
+		ws = append(ws, w)
 	}
 	hints := wire.LayoutHints{KVLayout: layout}
 	e.none(wire.OpRegisterKVCache, intFrame(e.id), wire.AppendDeviceWrappers(nil, ws), strFrame(testModel), intFrame(1),

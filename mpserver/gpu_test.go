@@ -2,6 +2,7 @@ package mpserver
 
 import (
 	"log/slog"
+	"net/http"
 	"testing"
 	"time"
 
@@ -252,4 +253,21 @@ func TestGPUUnregisterOfAStuckWorker(t *testing.T) {
 	require.False(t, ok)
 	require.Empty(t, event)
 	fire()
+}
+
+// Checksums of a worker on a GPU go through the pool, which is all that the
+// device reaches, and leave nothing there.
+func TestGPUChecksums(t *testing.T) {
+	s, g := gpuServer(t, withHTTP)
+	e := onGPU(t, s, g, gpu0, 1, false)
+	for i := range e.mem {
+		e.mem[i] = byte(i*131 + i>>8)
+	}
+	const bb, layer = 4 * 8 * 2, 16 * 4 * 8 * 2 // 16 blocks of 4 rows of 8 float16
+	e.kvTensors("float16", "NHD", 2, 16, 4, 8)
+	block := func(l, b int) []byte { return e.mem[l*layer+b*bb:][:bb] }
+	status, answer := checksums(t, s, `{"instance_id": 1, "block_ids": [3, 5], "chunk_size": 2}`)
+	require.Equal(t, http.StatusOK, status, "%s", answer)
+	require.Contains(t, string(answer["chunk_checksums"]), md5Hex(block(0, 3), block(0, 5), block(1, 3), block(1, 5)))
+	testutil.Eventually(t, "the buffer is given back", func() bool { st := s.cache.Stats(); return st.Reserved+st.Filling == 0 && st.UsedBytes == 0 })
 }
