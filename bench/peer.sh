@@ -5,15 +5,21 @@
 # Settings (environment):
 #   ROUNDS=3        pairs of each workload      SECONDS_EACH=2   length of one run
 #   POOL_GB=2       L1 of each server           OUT=FILE         keep the runs (one JSON object a line)
+#   PEER=real       or sink, for the pickle workloads: a server of loadgen that throws everything away, the most that
+#                   the socket allows; its figures stand in the column "real"
 #   DRIVER=loadgen  or raw, real: load_real_client.py with its bare driver, with the real client's classes
 #   LMCACHE_GO_PYTHON=python of an environment with lmcache 0.5.6; default: conformance/refenv.sh makes one
 #   OURS=bin/lmcache-go                         our binary
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-driver=${DRIVER:-loadgen}
+driver=${DRIVER:-loadgen} peer=${PEER:-real}
 rounds=${ROUNDS:-3} each=${SECONDS_EACH:-2} pool=${POOL_GB:-2} ours=${OURS:-bin/lmcache-go}
-python=${LMCACHE_GO_PYTHON:-$(conformance/refenv.sh)/bin/python}
+case $peer in real | sink) ;; *) echo "peer: PEER=$peer: want real or sink" >&2; exit 2 ;; esac
+python=${LMCACHE_GO_PYTHON:-}
+if [ -z "$python" ]; then
+  if [ "$peer" = sink ] && [ "$driver" = loadgen ]; then python=python3; else python=$(conformance/refenv.sh)/bin/python; fi
+fi
 work=$(mktemp -d)
 out=${OUT:-$work/runs.jsonl}
 : >"$out"
@@ -40,6 +46,7 @@ store-full     | shm    | --ops store --layout small --audit 100 --seconds 6
 pickle-store   | pickle | --ops store --layout small
 pickle-retrieve| pickle | --ops retrieve --layout small --verify-every 8
 pickle-store-32m| pickle| --ops store --layout llama8b --chunks 2
+pickle-retrieve-32m|pickle| --ops retrieve --layout llama8b --chunks 2 --prefill 2 --verify-every 8
 '
 
 pids=()
@@ -73,6 +80,12 @@ start_real() {
     "$(dirname "$python")/lmcache" server --host 127.0.0.1 --port "${p[0]}" --http-port "${p[1]}" \
     --prometheus-port "${p[2]}" --supported-transfer-mode auto --eviction-policy LRU \
     --l1-size-gb "$pool" --no-l1-use-lazy "${shm[@]}" >"$work/real-$1.log" 2>&1 &
+  port=${p[0]} pid=$!
+}
+start_sink() {
+  local p
+  read -r -a p < <(free_ports 1)
+  "$work/loadgen" --sink --url "tcp://127.0.0.1:${p[0]}" >"$work/real-$1.log" 2>&1 &
   port=${p[0]} pid=$!
 }
 start_ours() {
@@ -115,7 +128,9 @@ wanted() { # wanted NAME CHOSEN...
   return 1
 }
 
-for mode in shm pickle; do
+modes='shm pickle'
+[ "$peer" = sink ] && modes=pickle
+for mode in $modes; do
   lines=()
   while IFS='|' read -r name m flags; do
     name=${name// /} m=${m// /}
@@ -123,7 +138,7 @@ for mode in shm pickle; do
   done <<<"$workloads"
   [ ${#lines[@]} -eq 0 ] && continue
 
-  start_real "$mode" && real_port=$port real_pid=$pid && pids+=("$pid")
+  "start_$peer" "$mode" && real_port=$port real_pid=$pid && pids+=("$pid")
   start_ours "$mode" && our_port=$port our_pid=$pid && pids+=("$pid")
   port=$real_port pid=$real_pid await real "$mode"
   port=$our_port pid=$our_pid await ours "$mode"
@@ -135,6 +150,8 @@ for mode in shm pickle; do
       for who in real ours; do
         if [ $who = real ]; then port=$real_port pid=$real_pid; else port=$our_port pid=$our_pid; fi
         echo "peer: $name, round $((i + 1)) of $rounds, $who" >&2
+        # What the sink sends is noise.
+        [ "$peer" = sink ] && flags+=(--verify-every 0)
         run "$name/$who" "tcp://127.0.0.1:$port" "$pid" --mode "$mode" --clear --seconds "$each" "${flags[@]}" >>"$out" ||
           echo "peer: $name against $who reported an error, see the line of the run" >&2
       done

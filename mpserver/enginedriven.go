@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/lmcache-go/lmcache-go/internal/bufpool"
 	"github.com/lmcache-go/lmcache-go/l1cache"
 	"github.com/lmcache-go/lmcache-go/mpserver/hash"
 	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
@@ -286,7 +285,6 @@ func handlePrepareRetrieve(s *Server, ctx context.Context, r *request) reply {
 	var own *heldRead
 	if taken, err := s.sessions.take(t.RequestID, t.match(lay.scope(t.Salt, 0)), 1, t.rank, t.from, t.to, time.Now()); err == nil {
 		if !s.sharesPool() {
-			defer taken[0].Done()
 			return s.retrievePickle(r, &t, g, taken[0])
 		}
 		if own, err = s.slotsOf(ctx, g, taken[0]); err != nil {
@@ -328,8 +326,14 @@ func (s *Server) slotsOf(ctx context.Context, g *groupLayout, tr *l1cache.Transf
 	return h, nil
 }
 
-// retrievePickle answers a hit with the bytes themselves.
-func (s *Server) retrievePickle(r *request, t *transfer, g *groupLayout, tr *l1cache.Transfer) reply {
+// retrievePickle answers a hit with the bytes themselves. It ends tr when they
+// have left.
+func (s *Server) retrievePickle(r *request, t *transfer, g *groupLayout, tr *l1cache.Transfer) (out reply) {
+	defer func() { // a failure, or a panic
+		if out.done == nil {
+			tr.Done()
+		}
+	}()
 	enc, err := torchpickle.NewEncoder(g.dtype, g.shape)
 	if err != nil {
 		return s.failed(r, "pickle")
@@ -358,12 +362,14 @@ func (s *Server) retrievePickle(r *request, t *transfer, g *groupLayout, tr *l1c
 	if size > maxBinBytes {
 		return s.failed(r, "too_large")
 	}
-	buf := bufpool.Shared.Get(size + 256)
-	out := wire.AppendPrepareRetrieveHead(buf.B[:0], true, size)
-	out = enc.Append(out, chunks)
+	// The pool's memory goes into the socket as it is, and the hit is held
+	// until it has gone, or its reader has.
+	pieces := make([][]byte, 0, 3*len(chunks)+4)
+	pieces = append(pieces, wire.AppendPrepareRetrieveHead(nil, true, size))
+	pieces = append(enc.Pieces(pieces, chunks), wire.AppendPrepareRetrieveTail(nil))
 	s.met.TransferBegun(metrics.Retrieve, byPickle)
 	s.loaded(t, byPickle, len(chunks))
-	return reply{kind: replyValue, pieces: [][]byte{wire.AppendPrepareRetrieveTail(out)}, done: func() { bufpool.Shared.Put(buf) }}
+	return reply{kind: replyValue, pieces: pieces, done: tr.Done}
 }
 
 // handleCommitRetrieve ends a read of the shared pool. It is true also when

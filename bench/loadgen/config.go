@@ -70,6 +70,7 @@ type config struct {
 	jsonOut bool
 	label   string
 	report  string
+	sink    bool
 }
 
 func parseFlags(args []string, out io.Writer) (*config, error) {
@@ -103,6 +104,7 @@ func parseFlags(args []string, out io.Writer) (*config, error) {
 	f.BoolVar(&c.jsonOut, "json", false, "print one JSON object instead of a table")
 	f.StringVar(&c.label, "label", "", "with --json: the run's name, kept in the object")
 	f.StringVar(&c.report, "report", "", "no run: compare the objects in this file, one a line (see peer.sh)")
+	f.BoolVar(&c.sink, "sink", false, "no run: serve at --url in pickle mode and throw everything away, until SIGTERM")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}

@@ -25,8 +25,12 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "loadgen:", err)
 		return 2
 	}
-	if c.report != "" {
-		if err := report(stdout, c.report); err != nil {
+	if c.report != "" || c.sink {
+		work := func() error { return report(stdout, c.report) }
+		if c.sink {
+			work = func() error { return serveSink(c.URL, stdout) }
+		}
+		if err := work(); err != nil {
 			fmt.Fprintln(stderr, "loadgen:", err)
 			return 1
 		}

@@ -102,6 +102,23 @@ func (e *Encoder) Append(dst []byte, chunks [][]byte) []byte {
 	return append(dst, listTail...)
 }
 
+// Pieces appends what [Encoder.Append] would write as pieces to be written one
+// behind the other. The chunks are among them, not copied; the others belong
+// to the encoder. None of them may be modified. It panics as Append does.
+func (e *Encoder) Pieces(dst, chunks [][]byte) [][]byte {
+	dst = append(slices.Grow(dst, 3*len(chunks)+2), listHead)
+	for i, c := range chunks {
+		if len(c) != e.chunkBytes {
+			panic(fmt.Sprintf("torchpickle: chunk %d has %d bytes, the encoder's have %d", i, len(c), e.chunkBytes))
+		}
+		if i > 0 && i%batchItems == 0 {
+			dst = append(dst, listBatch)
+		}
+		dst = append(dst, e.head, c, e.tail)
+	}
+	return append(dst, listTail)
+}
+
 func rebuildName(d torchdtype.DType) string {
 	if d.V3() {
 		return "_rebuild_tensor_v3"

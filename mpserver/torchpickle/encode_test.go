@@ -33,6 +33,7 @@ func TestRoundTrip(t *testing.T) {
 				if len(data) != e.Size(count) {
 					t.Errorf("%s %v: %d bytes, Size said %d", d.Name, shape, len(data), e.Size(count))
 				}
+				require.True(t, bytes.Equal(data, bytes.Join(e.Pieces(nil, chunks), nil)), "%s %v", d.Name, shape)
 				got, err := Parse(data)
 				require.NoError(t, err, "%s %v", d.Name, shape)
 				require.Len(t, got, count)
@@ -79,6 +80,16 @@ func TestNewEncoderRefuses(t *testing.T) {
 	}
 	_, err := NewEncoder(torchdtype.DType{}, []int64{1})
 	require.ErrorIs(t, err, ErrShape)
+}
+
+func TestPiecesInBatches(t *testing.T) {
+	e, err := NewEncoder(torchdtype.All()[0], []int64{1})
+	require.NoError(t, err)
+	chunks := make([][]byte, 2*batchItems+1)
+	for i := range chunks {
+		chunks[i] = pattern(e.ChunkBytes(), i)
+	}
+	require.Equal(t, e.Append(nil, chunks), bytes.Join(e.Pieces(nil, chunks), nil))
 }
 
 func TestAppendPanicsOnWrongSize(t *testing.T) {
