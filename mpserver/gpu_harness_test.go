@@ -168,6 +168,12 @@ func gpuServer(t *testing.T, change func(*Options)) (*Server, *testGPUs) {
 	g := newTestGPUs(t)
 	s := startServer(t, func(o *Options) {
 		o.gpuDriver = func() (gpuDriver, error) { return g, nil }
+		o.gpuInventory = func() ([]GPUInfo, error) {
+			return []GPUInfo{
+				{UUID: gpu0, Name: "NVIDIA H200", PCIAddress: "00000000:18:00.0", MemoryBytes: 1 << 37, UsedBytes: 1 << 30, PCIeGen: 5, PCIeWidth: 16, NUMANode: 0},
+				{UUID: gpu1, Name: "NVIDIA H200", PCIAddress: "00000000:2A:00.0", MemoryBytes: 1 << 37, PCIeGen: 5, PCIeWidth: 16, NUMANode: 1},
+			}, nil
+		}
 		if change != nil {
 			change(o)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/lmcache-go/lmcache-go/internal/testutil"
+	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
@@ -209,9 +210,10 @@ func TestGPUWorkerThatDies(t *testing.T) {
 	require.True(t, ok)
 	dead.close()
 	testutil.Eventually(t, "the dead one is quarantined", func() bool {
-		for _, in := range s.Status().Go.Instances {
-			if in.InstanceID == 1 && in.State == "quarantined" {
-				return true
+		st := s.Status().Go
+		for _, in := range st.Instances {
+			if in.InstanceID == 1 && in.State == "quarantined" && in.Transport == "cuda:0" {
+				return st.GPUs[0].QuarantinedWorkers == 1 && st.GPUs[0].Workers == 1 && st.GPUs[0].Mappings == 2
 			}
 		}
 		return false
@@ -270,4 +272,32 @@ func TestGPUChecksums(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, "%s", answer)
 	require.Contains(t, string(answer["chunk_checksums"]), md5Hex(block(0, 3), block(0, 5), block(1, 3), block(1, 5)))
 	testutil.Eventually(t, "the buffer is given back", func() bool { st := s.cache.Stats(); return st.Reserved+st.Filling == 0 && st.UsedBytes == 0 })
+}
+
+// The status lists what the machine has and what the server has of it.
+func TestGPUsInStatus(t *testing.T) {
+	s, g := gpuServer(t, nil)
+	e := onGPU(t, s, g, gpu1, 1, false)
+	e.registerKV()
+	got := s.Status().Go
+	require.Empty(t, got.GPUsUnknown)
+	require.Equal(t, []httpapi.GPU{
+		{UUID: gpu0, Name: "NVIDIA H200", PCIAddress: "00000000:18:00.0", MemoryBytes: 1 << 37, UsedBytes: 1 << 30, PCIeGen: 5, PCIeWidth: 16},
+		{
+			Device: "cuda:1", UUID: gpu1, Name: "NVIDIA H200", PCIAddress: "00000000:2A:00.0", MemoryBytes: 1 << 37, PCIeGen: 5, PCIeWidth: 16, NUMANode: 1,
+			Open: true, MappedBytes: int64(len(e.mem)), Mappings: 1, Streams: 2, Workers: 1,
+		},
+	}, got.GPUs)
+}
+
+// A library that hangs does not hold up the status, nor one that fails.
+func TestInventoryThatHangs(t *testing.T) {
+	hang := make(chan struct{})
+	s := startServer(t, func(o *Options) {
+		o.gpuInventory = func() ([]GPUInfo, error) { <-hang; return nil, errTold }
+	})
+	require.Contains(t, s.Status().Go.GPUsUnknown, "did not answer")
+	close(hang)
+	testutil.Eventually(t, "the reason is told", func() bool { return s.Status().Go.GPUsUnknown == errTold.Error() })
+	require.NotNil(t, s.Status().Go.GPUs)
 }

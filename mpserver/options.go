@@ -139,11 +139,12 @@ type Options struct {
 	Commit string
 
 	// Seams for tests: the device of host memory, which the server closes; the GPU
-	// driver; how long copies and registrations may take, instead of their
+	// driver and the list of GPUs; how long copies and registrations may take, instead of their
 	// operation's deadline; and how long an ended worker's copies may hold up an
 	// answer. Default 10 s.
 	device        device.Device
 	gpuDriver     func() (gpuDriver, error)
+	gpuInventory  func() ([]GPUInfo, error)
 	copyLimit     time.Duration
 	registerLimit time.Duration
 	retireLimit   time.Duration
@@ -212,6 +213,9 @@ func (o *Options) setDefaults() {
 	def(&o.SessionGrace, 30*time.Second)
 	if o.gpuDriver == nil {
 		o.gpuDriver = loadGPUDriver
+	}
+	if o.gpuInventory == nil {
+		o.gpuInventory = ListGPUs
 	}
 	def(&o.DrainTimeout, 5*time.Second)
 	def(&o.retireLimit, 10*time.Second)

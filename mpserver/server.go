@@ -44,6 +44,7 @@ type Server struct {
 	dev        device.Device // of the workers whose KV the server copies
 	devName    string
 	gpus       *gpus
+	inventory  *inventory
 	http       *httpServer
 	health     health
 	retiring   joiner // closes streams and mappings of ended instances
@@ -128,6 +129,7 @@ func New(o Options) (*Server, error) {
 		s.dev, s.devName = device.NewCPU(device.CPUOptions{}), "cpu"
 	}
 	s.gpus = newGPUs(o.gpuDriver, s.arena, s.log, s.retiring.run)
+	s.inventory = &inventory{read: o.gpuInventory}
 	s.instances = newInstances(s.retire)
 	s.sessions = newSessions(s.cache, o, s.tell)
 	s.lanes = newPool(o.workers(), s.runLane)
@@ -245,6 +247,7 @@ func (s *Server) stopCopies(ctx context.Context) bool {
 		defer cancel()
 		done = s.retiring.wait(last)
 	}
+	s.inventory.close()
 	if err := s.gpus.close(); err != nil {
 		s.log.Error("close the GPU driver", "component", "device", "err", err)
 	}

@@ -55,6 +55,7 @@ func (s *Server) Status() httpapi.Status {
 	out.Go.L1 = goL1(st)
 	out.Go.LastErrors = s.failures.list(time.Now())
 	s.describeInstances(&out)
+	s.describeGPUs(&out.Go)
 	return out
 }
 

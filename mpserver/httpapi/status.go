@@ -44,7 +44,7 @@ func NewStatus(sm StorageManager) Status {
 		P2PState:       "unregistered",
 		P2PPeers:       []string{},
 		KVEvents:       KVEvents{NextSeq: 1},
-		Go:             GoStatus{Instances: []Instance{}, LastErrors: []LastError{}},
+		Go:             GoStatus{Instances: []Instance{}, GPUs: []GPU{}, LastErrors: []LastError{}},
 	}
 }
 

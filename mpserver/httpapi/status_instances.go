@@ -54,6 +54,10 @@ type GoStatus struct {
 	QueuedRequests int        `json:"queued_requests"`
 	L1             GoL1Status `json:"l1"`
 	Instances      []Instance `json:"instances"`
+	// GPUs that this server sees, with or without workers on them.
+	GPUs []GPU `json:"gpus"`
+	// GPUsUnknown says why GPUs are not listed, "" where they are.
+	GPUsUnknown string `json:"gpus_unknown,omitempty"`
 	// LastErrors is the latest of each kind, newest first, bounded.
 	LastErrors []LastError `json:"last_errors"`
 }
@@ -83,6 +87,33 @@ type Instance struct {
 	State         string `json:"state"` // "alive", "disconnected", "quarantined"
 	// PendingTransfers is reservations and leases in the worker's hands.
 	PendingTransfers int `json:"pending_transfers"`
+}
+
+// GPU is a device of this machine and what the server has on it.
+type GPU struct {
+	Device     string `json:"device"` // "cuda:0" as in metrics, "" when CUDA does not show it
+	UUID       string `json:"uuid"`
+	Name       string `json:"name"`
+	PCIAddress string `json:"pci_address"`
+	// PCIeGen and PCIeWidth are the link's best, not what it sleeps at; 0 is unknown.
+	PCIeGen   int `json:"pcie_gen"`
+	PCIeWidth int `json:"pcie_width"`
+	NUMANode  int `json:"numa_node"` // -1 is unknown
+	// MemoryBytes of the GPU, and UsedBytes of it by all processes.
+	MemoryBytes int64 `json:"memory_bytes"`
+	UsedBytes   int64 `json:"used_bytes"`
+	// Open: workers are registered on it, so that this server holds a context.
+	Open bool `json:"open"`
+	// MappedBytes of engines' memory, in so many Mappings; the Streams that copy.
+	MappedBytes int64 `json:"mapped_bytes"`
+	Mappings    int   `json:"mappings"`
+	Streams     int   `json:"streams"`
+	// PendingCopies are requests on their way.
+	PendingCopies int `json:"pending_copies"`
+	// Workers are registered on it, QuarantinedWorkers have ended and something
+	// of theirs still waits; their memory stays mapped.
+	Workers            int `json:"workers"`
+	QuarantinedWorkers int `json:"quarantined_workers"`
 }
 
 // LastError is the latest failure of one kind.
