@@ -17,6 +17,8 @@ type plan struct {
 	options  mpserver.Options
 	build    build
 	room     room
+	gpus     []mpserver.GPUInfo
+	gpuErr   error // why there are none
 	problems error
 }
 
@@ -34,6 +36,7 @@ func examine(s *settings, before error, h machine) plan {
 	p.options.Version, p.options.Commit = p.build.version, p.build.commit
 	ports := h.checkPorts(p.options.Host, p.options.Port, p.options.HTTPHost, p.options.HTTPPort)
 	p.problems = errors.Join(p.problems, errors.Join(without(ports, flatten(p.problems))...))
+	p.gpus, p.gpuErr = h.gpus()
 	return p
 }
 
@@ -61,11 +64,14 @@ func printCheck(c console, p plan) int {
 	for _, line := range p.room.describe(p.options.L1.SizeBytes) {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
+	for _, line := range p.describeGPUs() {
+		fmt.Fprintf(w, "  %s\n", line)
+	}
 	fmt.Fprintln(w)
 	if p.options.Port == 0 {
 		fmt.Fprintf(w, "The port is chosen at start; the server prints the connector JSON then.\n")
 	} else {
-		printConnector(w, p.options.Host, p.options.Port, p.options)
+		printConnector(w, p.options.Host, p.options.Port, p.options, len(p.gpus) > 0)
 	}
 	problems := flatten(p.problems)
 	if len(problems) == 0 {
@@ -77,6 +83,29 @@ func printCheck(c console, p plan) int {
 		fmt.Fprintf(w, "  %v\n", e)
 	}
 	return exitInvalid
+}
+
+// describeGPUs is a line for each GPU, or why there is none.
+func (p plan) describeGPUs() []string {
+	if len(p.gpus) == 0 {
+		line := "no NVIDIA GPU"
+		if p.gpuErr != nil {
+			line += " (" + p.gpuErr.Error() + ")"
+		}
+		return []string{line + ": engines with one copy themselves"}
+	}
+	lines := make([]string, 0, len(p.gpus))
+	for _, g := range p.gpus {
+		line := fmt.Sprintf("GPU %s: %s, %s used of %s", g.UUID, g.Name, sizeText(g.UsedBytes), sizeText(g.MemoryBytes))
+		if g.PCIeGen > 0 {
+			line += fmt.Sprintf(", PCIe %d x%d", g.PCIeGen, g.PCIeWidth)
+		}
+		if g.NUMANode >= 0 {
+			line += fmt.Sprintf(", NUMA node %d", g.NUMANode)
+		}
+		lines = append(lines, line)
+	}
+	return lines
 }
 
 func printSettings(w io.Writer, list []setting) {

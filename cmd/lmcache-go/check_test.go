@@ -11,6 +11,7 @@ import (
 
 	"github.com/lmcache-go/lmcache-go/internal/bytesize"
 	"github.com/lmcache-go/lmcache-go/internal/testutil"
+	"github.com/lmcache-go/lmcache-go/mpserver"
 )
 
 // stable takes out of a report what differs between runs.
@@ -33,6 +34,21 @@ func TestCheckGood(t *testing.T) {
 	require.Empty(t, errs)
 	out = strings.NewReplacer(port, "PORT1", web, "PORT2").Replace(out)
 	testutil.Golden(t, "check_good.txt", stable(out))
+}
+
+func TestCheckWithGPUs(t *testing.T) {
+	h := fakeMachine(64*bytesize.GiB, 64*bytesize.GiB)
+	h.gpus = func() ([]mpserver.GPUInfo, error) {
+		return []mpserver.GPUInfo{
+			{UUID: "d5a55c39-9e1d-4f00-8000-000000000000", Name: "NVIDIA H200", MemoryBytes: 140 * bytesize.GiB, UsedBytes: bytesize.GiB, PCIeGen: 5, PCIeWidth: 16, NUMANode: 1},
+			{UUID: "d5a55c39-9e1d-4f00-8000-000000000001", Name: "NVIDIA H200", MemoryBytes: 140 * bytesize.GiB, NUMANode: -1},
+		}, nil
+	}
+	code, out, _ := runOn(t, h, noEnv, "server", "--check", "--port", strconv.Itoa(testutil.FreePort(t)), "--no-http")
+	require.Equal(t, exitOK, code)
+	require.Contains(t, out, "GPU d5a55c39-9e1d-4f00-8000-000000000000: NVIDIA H200, 1 GiB used of 140 GiB, PCIe 5 x16, NUMA node 1\n")
+	require.Contains(t, out, "used of 140 GiB\n", "what is not known is not told")
+	require.Contains(t, out, `"lmcache.mp.mp_transfer_mode":"auto"`)
 }
 
 func TestCheckBad(t *testing.T) {

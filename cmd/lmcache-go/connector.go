@@ -23,18 +23,26 @@ type connectorConfig struct {
 type connectorExtra struct {
 	Host string `json:"lmcache.mp.host"`
 	Port int    `json:"lmcache.mp.port"`
-	// Mode is engine_driven while the server cannot copy GPU memory, which is
-	// what a worker on CUDA asks for unless it is told otherwise.
+	// Mode is engine_driven where the server sees no GPU: a worker on CUDA lets
+	// the server copy unless it is told otherwise.
 	Mode mpserver.TransferMode `json:"lmcache.mp.mp_transfer_mode"`
+}
+
+// transferMode is what an engine beside a server should ask for: that the
+// server copies, where it sees a GPU.
+func transferMode(served mpserver.TransferMode, gpus bool) mpserver.TransferMode {
+	switch {
+	case served == mpserver.TransferLMCacheDriven, served == mpserver.TransferEngineDriven:
+		return served
+	case gpus:
+		return mpserver.TransferAuto
+	}
+	return mpserver.TransferEngineDriven
 }
 
 // connectorJSON is that configuration. A failed load is recomputed and not an
 // error of the request: a cache must not be able to break an answer.
-func connectorJSON(host string, port int, served mpserver.TransferMode) string {
-	mode := mpserver.TransferEngineDriven
-	if served == mpserver.TransferLMCacheDriven {
-		mode = served
-	}
+func connectorJSON(host string, port int, mode mpserver.TransferMode) string {
 	b, err := json.Marshal(connectorConfig{
 		Connector: "LMCacheMPConnector",
 		Role:      "kv_both",
@@ -65,14 +73,17 @@ func dialHost(host string) string {
 }
 
 // printConnector tells an operator what to give to vLLM.
-func printConnector(w io.Writer, host string, port int, o mpserver.Options) {
-	fmt.Fprintf(w, "Start vLLM on this host with:\n\n  --kv-transfer-config '%s'\n\n", connectorJSON(host, port, o.TransferMode))
+func printConnector(w io.Writer, host string, port int, o mpserver.Options, gpus bool) {
+	mode := transferMode(o.TransferMode, gpus)
+	fmt.Fprintf(w, "Start vLLM on this host with:\n\n  --kv-transfer-config '%s'\n\n", connectorJSON(host, port, mode))
 	switch {
+	case o.TransferMode == mpserver.TransferLMCacheDriven && !gpus:
+		fmt.Fprintf(w, "This server sees no GPU: it refuses engines that have one. `lmcache-go doctor gpu` says why.\n")
 	case o.TransferMode == mpserver.TransferLMCacheDriven:
 	case o.L1.ShmName == "":
-		fmt.Fprintf(w, "Engines without a GPU send their KV as pickles: add --shm-name NAME to copy through shared memory instead.\n")
+		fmt.Fprintf(w, "Engines that copy themselves send their KV as pickles: add --shm-name NAME to copy through shared memory instead.\n")
 	default:
-		fmt.Fprintf(w, "Engines without a GPU copy through shared memory: %s/%s.\n", shmFolder, mpserver.SegmentName(o.L1.ShmName))
+		fmt.Fprintf(w, "Engines that copy themselves do so through shared memory: %s/%s.\n", shmFolder, mpserver.SegmentName(o.L1.ShmName))
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 func TestConnectorJSON(t *testing.T) {
 	require.Equal(t, `{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_load_failure_policy":"recompute",`+
-		`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555,"lmcache.mp.mp_transfer_mode":"engine_driven"}}`, connectorJSON("localhost", 6555, mpserver.TransferAuto))
+		`"kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":6555,"lmcache.mp.mp_transfer_mode":"engine_driven"}}`, connectorJSON("localhost", 6555, mpserver.TransferEngineDriven))
 	require.Contains(t, connectorJSON("localhost", 6555, mpserver.TransferLMCacheDriven), `"lmcache.mp.mp_transfer_mode":"lmcache_driven"`)
 	f := func(host, want string) {
 		t.Helper()
@@ -32,11 +32,23 @@ func TestConnectorJSON(t *testing.T) {
 	f("cache.internal", "tcp://cache.internal")
 }
 
+func TestTransferModeOfAnEngine(t *testing.T) {
+	f := func(served mpserver.TransferMode, gpus bool, want mpserver.TransferMode) {
+		t.Helper()
+		require.Equal(t, want, transferMode(served, gpus))
+	}
+	f(mpserver.TransferAuto, false, mpserver.TransferEngineDriven)
+	f(mpserver.TransferAuto, true, mpserver.TransferAuto)
+	f("", false, mpserver.TransferEngineDriven)
+	f(mpserver.TransferLMCacheDriven, false, mpserver.TransferLMCacheDriven)
+	f(mpserver.TransferEngineDriven, true, mpserver.TransferEngineDriven)
+}
+
 func TestPrintConnector(t *testing.T) {
-	f := func(o mpserver.Options, want string) {
+	f := func(o mpserver.Options, gpus bool, want string) {
 		t.Helper()
 		var b strings.Builder
-		printConnector(&b, "localhost", 6555, o)
+		printConnector(&b, "localhost", 6555, o, gpus)
 		require.Contains(t, b.String(), "--kv-transfer-config '{\"kv_connector\"")
 		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 		last := lines[len(lines)-1]
@@ -44,9 +56,10 @@ func TestPrintConnector(t *testing.T) {
 			t.Errorf("got %q, want %q", last, want)
 		}
 	}
-	f(mpserver.Options{TransferMode: mpserver.TransferAuto}, "add --shm-name NAME")
-	f(mpserver.Options{TransferMode: mpserver.TransferEngineDriven, L1: mpserver.L1Options{ShmName: "x"}}, "/dev/shm/lmcache_l1_pool_x")
-	f(mpserver.Options{TransferMode: mpserver.TransferLMCacheDriven}, "--kv-transfer-config")
+	f(mpserver.Options{TransferMode: mpserver.TransferAuto}, true, "add --shm-name NAME")
+	f(mpserver.Options{TransferMode: mpserver.TransferEngineDriven, L1: mpserver.L1Options{ShmName: "x"}}, false, "/dev/shm/lmcache_l1_pool_x")
+	f(mpserver.Options{TransferMode: mpserver.TransferLMCacheDriven}, true, "--kv-transfer-config")
+	f(mpserver.Options{TransferMode: mpserver.TransferLMCacheDriven}, false, "sees no GPU")
 }
 
 func TestPortOf(t *testing.T) {

@@ -62,7 +62,7 @@ func mpFlags() []row {
 		},
 		{
 			name: "isolated-ipc", kind: kindBool, help: "timeline semaphores instead of event handles",
-			stance: refused, why: "not built yet: leave it out here and in the worker (lmcache.mp.isolated_ipc)",
+			stance: accepted, why: "every request says which kind of event it has, and is answered in that kind",
 		},
 		{name: "runtime-plugin-locations", kind: kindList, help: "plug-in scripts to start", stance: refused, why: python},
 		{name: "runtime-plugin-config", def: "{}", help: "JSON for the plug-ins", check: checkPluginConfig, stance: accepted, why: "there are no plug-ins to configure"},

@@ -115,7 +115,7 @@ func TestRefusals(t *testing.T) {
 	f("--transport zmq", "")
 	f("--transport grpc", "--transport grpc is not served: use zmq")
 	f("--engine-type blend", "--engine-type blend is not served")
-	f("--isolated-ipc", "--isolated-ipc is not served")
+	f("--isolated-ipc", "")
 	f("--no-isolated-ipc", "")
 	f("--separate-object-groups", "")
 	f("--enable-segmented-prefix --enable-dedup-content --enable-blend-reorder", "--enable-dedup-content is not served")

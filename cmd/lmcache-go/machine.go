@@ -1,13 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/memlimit"
+	"github.com/lmcache-go/lmcache-go/mpserver"
 )
 
 // shmFolder is where POSIX shared memory lives on Linux.
@@ -25,7 +28,9 @@ type machine struct {
 	mappedBy func(name string) []process
 	// listener is who listens on the TCP port, as far as this user may see.
 	listener func(port int) (process, bool)
-	self     process
+	// gpus lists NVIDIA GPUs, or says why that is not possible.
+	gpus func() ([]mpserver.GPUInfo, error)
+	self process
 }
 
 // process is somebody on this host.
@@ -43,7 +48,32 @@ func thisMachine() machine {
 		segment:  segmentBytes,
 		mappedBy: mappers,
 		listener: portOwner,
+		gpus:     listGPUs,
 		self:     process{os.Getpid(), processName("self")},
+	}
+}
+
+// gpuWait bounds a look at the GPUs: the library hangs with some broken drivers.
+const gpuWait = 3 * time.Second
+
+var errGPUWait = errors.New("the GPU driver did not answer: look at dmesg, and try nvidia-smi")
+
+// listGPUs lists the GPUs, within a limit.
+func listGPUs() ([]mpserver.GPUInfo, error) {
+	type answer struct {
+		list []mpserver.GPUInfo
+		err  error
+	}
+	c := make(chan answer, 1)
+	go func() {
+		list, err := mpserver.ListGPUs()
+		c <- answer{list, err}
+	}()
+	select {
+	case a := <-c:
+		return a.list, a.err
+	case <-time.After(gpuWait):
+		return nil, errGPUWait
 	}
 }
 

@@ -77,7 +77,7 @@ func serve(c console, p plan, log *slog.Logger) int {
 		}
 		return invalid(c, "server", err)
 	}
-	printConnector(c.stdout, p.options.Host, portOf(srv.Addr()), o)
+	printConnector(c.stdout, p.options.Host, portOf(srv.Addr()), o, len(p.gpus) > 0)
 	if err := srv.Run(ctx); err != nil {
 		log.Error("server failed", "err", err)
 		return exitInvalid

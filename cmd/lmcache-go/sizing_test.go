@@ -13,6 +13,7 @@ import (
 
 	"github.com/lmcache-go/lmcache-go/internal/bytesize"
 	"github.com/lmcache-go/lmcache-go/internal/memlimit"
+	"github.com/lmcache-go/lmcache-go/mpserver"
 )
 
 // fakeMachine has so much memory left in a cgroup and so much free in /dev/shm.
@@ -28,6 +29,7 @@ func fakeMachine(left, shmFree int64) machine {
 		segment:  func(string) int64 { return 0 },
 		mappedBy: func(string) []process { return nil },
 		listener: func(int) (process, bool) { return process{}, false },
+		gpus:     func() ([]mpserver.GPUInfo, error) { return nil, errors.New("no driver here") },
 		self:     process{1, "lmcache-go"},
 	}
 }
