@@ -132,4 +132,7 @@ type Stats struct {
 	Mappings      int
 	MappedBytes   int64
 	StreamsActive int
+	// Stuck counts streams whose Close did not see their end: they wait for a
+	// peer that may have died.
+	Stuck int
 }

@@ -28,7 +28,7 @@ var edges = map[string][]string{
 	"mpserver/httpapi":     {"internal"},
 	"mpserver/metrics":     {"internal"},
 	"csrc":                 {"internal"},
-	"cuda":                 {"internal"},
+	"cuda":                 {"csrc", "internal"},
 	"nixl":                 {"internal"},
 
 	"connector":    {"mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "cuda", "internal"},
@@ -41,6 +41,7 @@ var edges = map[string][]string{
 
 // internalEdges are the exceptions to "internal packages import only internal packages".
 var internalEdges = map[string][]string{
+	"internal/device":    {"cuda", "csrc", "internal"},
 	"internal/simengine": {"connector", "connector/pd", "mpserver/wire", "internal"},
 }
 
@@ -55,6 +56,7 @@ var testEdges = map[string][]string{
 // externals says which packages may import which other modules; test files
 // may import those in testExternals besides. A module without a row fails.
 var externals = map[string][]string{
+	"github.com/NVIDIA/go-nvml":          {"cuda"},
 	"github.com/VictoriaMetrics/metrics": {"mpserver", "mpserver/metrics"},
 	"github.com/hashicorp/golang-lru/v2": {"mpserver", "mpserver/hash"},
 	"github.com/pebbe/zmq4":              {"bench", "conformance"}, // the real libzmq, as a peer
@@ -66,7 +68,7 @@ var externals = map[string][]string{
 var testExternals = []string{"github.com/stretchr/testify", "go.uber.org/goleak", "golang.org/x/sys", "github.com/pebbe/zmq4"}
 
 // cgo lists who may say import "C", the packages below them included.
-var cgo = []string{"cuda", "nixl", "internal/dl"}
+var cgo = []string{"cuda", "nixl", "internal/dl", "internal/fakecuda"}
 
 // families are packages whose subpackages share their row and may import each other.
 var families = []string{"bench", "conformance", "cuda", "nixl"}
