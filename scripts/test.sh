@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The whole test, or the stages named: lint, race, alloc, conformance.
+# The whole test, or the stages named: lint, race, alloc, conformance, vllm.
 # Every stage runs, also after one failed. The end tells which tests were skipped and why, and the last line is
 # "N passed, N failed, N skipped"; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 stages=("$@")
-[ $# -ne 0 ] || stages=(lint race alloc conformance)
+[ $# -ne 0 ] || stages=(lint race alloc conformance vllm)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -37,7 +37,19 @@ conformance() {
     return
   fi
   "$testsum" run -name conformance -o "$work/4-conformance.json" -- \
-    go test -json -race -count=1 -timeout 40m ./conformance/...
+    go test -json -race -count=1 -timeout 40m ./conformance
+}
+
+# The real scheduler and connectors of vLLM, on a CPU. One package after another: each has servers and engines of its own.
+vllm() {
+  if [ -z "${LMCACHE_GO_PYTHON:-}" ] || [ -z "${LMCACHE_GO_VLLM_PYTHON:-}" ]; then
+    "$testsum" run -name vllm -o "$work/5-vllm.json" -plain -- false
+    return
+  fi
+  local packages
+  mapfile -t packages < <(go list ./conformance/... | grep -v '/conformance$')
+  "$testsum" run -name vllm -o "$work/5-vllm.json" -- \
+    go test -json -race -count=1 -p 1 -timeout 20m "${packages[@]}"
 }
 
 # Its Python environment is made once and kept; some tests of other stages use it too.
@@ -49,14 +61,22 @@ if [ "${stages[*]}" != lint ] && [ -z "${LMCACHE_GO_PYTHON:-}" ]; then
   fi
 fi
 
+if [[ " ${stages[*]} " == *' vllm '* ]] && [ -z "${LMCACHE_GO_VLLM_PYTHON:-}" ]; then
+  if env=$(conformance/vllm/env.sh); then
+    export LMCACHE_GO_VLLM_PYTHON=$env/bin/python
+  else
+    echo 'test.sh: no Python environment with vLLM: the stage vllm fails' >&2
+  fi
+fi
+
 for stage in "${stages[@]}"; do
   case $stage in
-    lint | race | alloc | conformance)
+    lint | race | alloc | conformance | vllm)
       SECONDS=0
       "$stage"
       echo "$stage: ${SECONDS} s" >&2
       ;;
-    *) echo "test.sh: no stage $stage: lint, race, alloc or conformance" >&2; exit 2 ;;
+    *) echo "test.sh: no stage $stage: lint, race, alloc, conformance or vllm" >&2; exit 2 ;;
   esac
 done
 "$testsum" total "$work"/*.json
