@@ -39,7 +39,7 @@ func (q *copyQueue) submit(j *device.Job) (event []byte, err error) {
 	q.mu.Lock()
 	q.jobs[j] = struct{}{}
 	q.mu.Unlock()
-	if event, err = q.stream.Submit(j); err != nil {
+	if event, err = q.stream.Submit(j); err != nil && !errors.Is(err, device.ErrBegun) {
 		q.done(j)
 	}
 	return event, err
@@ -110,6 +110,7 @@ type copyJob struct {
 	// finish publishes or releases and says why the transfer failed, or "".
 	finish  func(error) string
 	refusal string // why it copies nothing and fails, if it does
+	ended   chan struct{}
 }
 
 // submit queues the copies of r and answers when nothing can touch the
@@ -125,6 +126,7 @@ func (s *Server) submit(r *request, t *blockTransfer, dir copyplan.Direction, pl
 
 func (s *Server) submitJob(c *copyJob, dir copyplan.Direction, plan *copyplan.Plan) reply {
 	r, t, q := c.r, c.t, c.q
+	c.ended = make(chan struct{})
 	if plan.Bytes == 0 && q.pending() == 0 {
 		plan.Release()
 		return s.outcome(r, c.finish(nil), nil)
@@ -143,8 +145,14 @@ func (s *Server) submitJob(c *copyJob, dir copyplan.Direction, plan *copyplan.Pl
 	}
 	s.met.TransferBegun(direction(dir), t.d.name)
 	event, err := q.submit(&c.job)
-	if err != nil {
-		return s.outcome(r, c.settle(err), nil)
+	switch {
+	case errors.Is(err, device.ErrBegun):
+		return s.whenEnded(c)
+	case err != nil:
+		if reason := c.settle(err); c.refusal == "" {
+			return s.outcome(r, reason, nil)
+		}
+		return s.failed(r, c.refusal)
 	}
 	if c.late != nil && !time.Now().Before(limit) {
 		q.stream.Cancel(&c.job) // the timer may have been too early
@@ -173,10 +181,24 @@ func (c *copyJob) done(err error) {
 	traits := c.t.d.dev.Traits()
 	reason := c.settle(err)
 	c.q.done(&c.job)
+	defer close(c.ended)
 	if !traits.AnswerAtDone {
 		return // the client was answered after Submit
 	}
 	c.s.later(c.r, c.s.outcome(c.r, reason, []byte(traits.StubEvent)))
+}
+
+// whenEnded answers a transfer that has failed in the middle, once nothing of it
+// can touch the engine's blocks any more.
+func (s *Server) whenEnded(c *copyJob) reply {
+	s.retiring.run(func() {
+		select {
+		case <-c.ended:
+			s.later(c.r, s.failed(c.r, "copy"))
+		case <-s.abandon.Done():
+		}
+	})
+	return reply{kind: replyLater}
 }
 
 // settle books the end of the copy and lets go of everything.
@@ -204,6 +226,7 @@ func (c *copyJob) settle(err error) (reason string) {
 		if dir == metrics.Retrieve && c.refusal == "" && !d.dev.Traits().AnswerAtDone && !c.q.isEnded() {
 			what = "a load failed after its engine was told that it would come: answers of that engine may be wrong; restart it"
 		}
+		s.failures.explain(c.r.op.String(), copyReason(err), err)
 		s.log.Warn(what, "component", "device", "op", c.r.op.String(), "instance_id", d.instance, "request_id", c.t.RequestID, "err", err)
 		if errors.Is(err, device.ErrLost) {
 			s.lose(d, err)
@@ -231,7 +254,9 @@ func (s *Server) refuseInOrder(r *request, t *blockTransfer, dir copyplan.Direct
 	if t.d == nil {
 		return s.failed(r, reason)
 	}
-	t.event = nil
+	if t.d.gpu == nil {
+		t.event = nil
+	} // else the answer has an event of the same kind, behind what is on its way
 	c := &copyJob{s: s, r: r, t: t, q: t.d.queue(dir), finish: func(error) string { return reason }, refusal: reason, begin: time.Now()}
 	return s.submitJob(c, dir, copyplan.Acquire())
 }

@@ -79,7 +79,7 @@ func (e *engine) newMemory() {
 	if e.gpus != nil {
 		e.handle = append([]byte{3, 'c'}, make([]byte, 64)...)
 		binary.LittleEndian.PutUint64(e.handle[2:], uint64(seq))
-		e.key = cudaIPCKey + hex.EncodeToString(e.handle[2:]) + ":0"
+		e.key = device.CUDAIPCPrefix + hex.EncodeToString(e.handle[2:]) + ":0"
 	}
 	fd := -1
 	flags := unix.MAP_PRIVATE | unix.MAP_ANON

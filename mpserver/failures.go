@@ -129,6 +129,7 @@ var remedies = map[string]struct{ meaning, remedy string }{
 	"gpu_memory_kind":    {"a kind of GPU memory that cannot be opened from another process", "see the message: leave out expandable_segments (PYTORCH_CUDA_ALLOC_CONF), sleep mode, or lmcache.mp.use_vmm_api"},
 	"gpu_ipc":            {"the memory of a worker could not be opened by CUDA IPC", "let both containers share /dev/shm and the GPU, or set lmcache.mp.isolated_ipc to true in the engine"},
 	"gpu_same_pid":       {"the worker and the server have the same pid in two pid namespaces", "run one of them with hostPID, or under an init so that its pid differs"},
+	"gpu_driver":         {"a call of the GPU driver failed", "see the message, and try lmcache-go doctor gpu"},
 	"gpu_memory":         {"the GPU had no memory left for the server's context", "lower gpu_memory_utilization of the engine by about 0.6 GiB of the GPU"},
 	"range":              {"a transfer of a range that is not whole chunks", "make --chunk-size a multiple of the engine's block size"},
 	"worker":             {"a transfer without a worker, or with one outside its world", "use a client of lmcache 0.5.x"},
@@ -146,6 +147,6 @@ var remedies = map[string]struct{ meaning, remedy string }{
 	"object_form":        {"an object in a form that the engine's cannot be made from", "give engines with other layouts another model name"},
 	"block_ids":          {"block ids outside the registered KV cache", "register again after the engine changes its cache"},
 	"engine_memory_gone": {"the engine's memory went away during a copy", "look for a crashed worker"},
-	"event":              {"the engine's event could not be used", "see the log"},
+	"event":              {"the engine's event could not be used", "let both containers share /dev/shm, or set lmcache.mp.isolated_ipc to true in the engine; see the message"},
 	"copy":               {"the device failed a copy", "see the log"},
 }

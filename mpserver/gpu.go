@@ -158,7 +158,9 @@ func (g *gpus) end(u *gpu) {
 	if u.dev != nil {
 		begin := time.Now()
 		err := u.dev.Close()
-		g.open--
+		if !errors.Is(err, device.ErrStuck) { // its copies still use the pool
+			g.open--
+		}
 		if g.open == 0 && g.unpin != nil {
 			err = errors.Join(err, g.unpin())
 			g.unpin = nil

@@ -1,10 +1,64 @@
 package mpserver
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+	"sync"
 
-// loadGPUDriver loads the driver of NVIDIA GPUs.
-func loadGPUDriver() (gpuDriver, error) { return nil, errors.New("this build has none") }
+	"github.com/lmcache-go/lmcache-go/cuda"
+	"github.com/lmcache-go/lmcache-go/internal/device"
+)
+
+// cudaDriver is the NVIDIA driver. It is loaded once in a process and never
+// unloaded, so servers of one process share it.
+type cudaDriver struct{ drv *cuda.Driver }
+
+var loadedDriver struct {
+	mu  sync.Mutex
+	drv *cuda.Driver // guarded by mu
+}
+
+// loadGPUDriver loads the driver of NVIDIA GPUs. That it fails is not
+// remembered: a driver can be installed while the server runs.
+func loadGPUDriver() (gpuDriver, error) {
+	loadedDriver.mu.Lock()
+	defer loadedDriver.mu.Unlock()
+	if loadedDriver.drv == nil {
+		drv, err := cuda.Load(cuda.LoadOptions{})
+		if err != nil {
+			return nil, err
+		}
+		loadedDriver.drv = drv
+	}
+	return cudaDriver{loadedDriver.drv}, nil
+}
+
+func (c cudaDriver) open(uuid string) (device.Device, string, error) {
+	dev, err := c.drv.Device(uuid)
+	if err != nil {
+		return nil, "", err
+	}
+	d, err := device.NewCUDA(c.drv, uuid, device.CUDAOptions{})
+	if err != nil {
+		return nil, "", err
+	}
+	return d, fmt.Sprintf("cuda:%d", dev.Ordinal), nil
+}
+
+func (c cudaDriver) pin(uuid string, pool []byte) (unpin func() error, err error) {
+	dev, err := c.drv.Device(uuid)
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.drv.PinHost(dev, pool)
+	if err != nil {
+		return nil, err
+	}
+	return p.Unpin, nil
+}
+
+func (cudaDriver) close() error { return nil }
 
 // ListGPUs lists the machine's NVIDIA GPUs. The error says why that is not possible,
 // as on a machine that has none.
-func ListGPUs() ([]GPUInfo, error) { return nil, errors.New("this build has no driver") }
+func ListGPUs() ([]GPUInfo, error) { return nil, errors.New("this build has no inventory") }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lmcache-go/lmcache-go/internal/device"
 	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
@@ -15,6 +16,7 @@ import (
 var (
 	errMixedDevices = errors.New("its tensors lie on several devices: a worker registers the cache of one device")
 	errVMM          = errors.New("cuda_vmm memory cannot be opened here: no file descriptor travels with a registration of lmcache 0.5.6, and fabric handles need an IMEX domain: leave out lmcache.mp.use_vmm_api, and set lmcache.mp.isolated_ipc to true where containers share no /dev/shm")
+	errSegments     = errors.New("the engine's memory is of torch's expandable segments (a handle of kind 'e'), which can be opened only by a process of the same user that may ptrace it, in the same pid namespace: leave expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, and switch sleep mode off")
 	errNoMemory     = errors.New("it names no memory: an empty storage was registered")
 )
 
@@ -45,12 +47,12 @@ func placeOf(w *wire.DeviceWrapper) (p place, err error) {
 		}
 		p = place{offset: src.OffsetBytes, size: src.SizeBytes, counter: refCounter{name: string(src.RefCounterHandle), index: src.RefCounterOffset}}
 		if h.Kind == wire.HandleExpandable {
-			p.key = cudaSegmentsKey + hex.EncodeToString(src.Handle)
+			p.key = device.CUDAExpandablePrefix + hex.EncodeToString(src.Handle)
 		} else {
-			p.key = cudaIPCKey + hex.EncodeToString(h.IPC[:])
+			p.key = device.CUDAIPCPrefix + hex.EncodeToString(h.IPC[:])
 		}
 	case *wire.CUDARaw:
-		p = place{key: cudaIPCKey + hex.EncodeToString(src.Handle[:]), offset: src.OffsetBytes, size: src.SizeBytes}
+		p = place{key: device.CUDAIPCPrefix + hex.EncodeToString(src.Handle[:]), offset: src.OffsetBytes, size: src.SizeBytes}
 	case *wire.CUDAVMM:
 		return p, errVMM
 	default:
@@ -61,14 +63,6 @@ func placeOf(w *wire.DeviceWrapper) (p place, err error) {
 	}
 	return p, nil
 }
-
-// What the keys of storages on a GPU begin with; the device has them opened.
-const (
-	// cudaIPCKey is followed by the 64 bytes of a cudaIpcMemHandle.
-	cudaIPCKey = "cudaipc:"
-	// cudaSegmentsKey is followed by torch's handle of expandable segments.
-	cudaSegmentsKey = "cudaexp:"
-)
 
 // gpuUUID checks a UUID of the wire and brings it into the form that we use:
 // lower case, without GPU-. A slice of a GPU keeps its MIG-.

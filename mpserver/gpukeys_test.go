@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/lmcache-go/lmcache-go/internal/device"
 	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
@@ -51,10 +52,10 @@ func TestPlacesOfGoldenWrappers(t *testing.T) {
 			require.Empty(t, p.uuid, name)
 		default:
 			require.Len(t, p.uuid, 36, name)
-			if rest, ok := strings.CutPrefix(p.key, cudaIPCKey); ok {
+			if rest, ok := strings.CutPrefix(p.key, device.CUDAIPCPrefix); ok {
 				require.Len(t, rest, 128, name)
 			} else {
-				require.True(t, strings.HasPrefix(p.key, cudaSegmentsKey), name)
+				require.True(t, strings.HasPrefix(p.key, device.CUDAExpandablePrefix), name)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/copyplan"
@@ -172,6 +173,9 @@ func openServerDriven(reg *registration, dev device.Device, name string, kv *kvl
 	for _, st := range kv.Storages {
 		m, err := dev.Open(st.Key, st.Bytes)
 		if err != nil {
+			if strings.HasPrefix(st.Key, device.CUDAExpandablePrefix) {
+				err = fmt.Errorf("%w: %w", errSegments, err)
+			}
 			return nil, err
 		}
 		d.memory = append(d.memory, m)

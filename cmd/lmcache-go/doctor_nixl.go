@@ -2,19 +2,21 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/lmcache-go/lmcache-go/nixl/nixldoctor"
 )
 
-// doctorCommand looks at what the machine has: `lmcache-go doctor nixl`.
+// doctorCommand looks at what the machine has: `lmcache-go doctor gpu`, `doctor nixl`.
 func doctorCommand() command {
-	return command{"doctor", "say what this machine has and lacks: doctor nixl", runDoctor}
+	return command{"doctor", "say what this machine has and lacks: doctor gpu, doctor nixl", runDoctor}
 }
 
 // runDoctor picks the patient by the first word.
 func runDoctor(args []string, c console) int {
 	return pick("doctor", args, c, map[string]func([]string, console) int{
+		"gpu":  runDoctorGPU,
 		"nixl": func(args []string, c console) int { return nixldoctor.Main(args, c.stdout, c.stderr) },
 	})
 }
@@ -26,6 +28,7 @@ func pick(cmd string, args []string, c console, actions map[string]func([]string
 	for name := range actions {
 		names = append(names, name)
 	}
+	slices.Sort(names)
 	list := strings.Join(names, ", ")
 	switch {
 	case len(args) == 0:
