@@ -73,6 +73,17 @@ func (s *Stream) Fill(dst uint64, value byte, n int64) error {
 	return s.c.do(capi.MemsetD8Async, dst, uint64(value), uint64(n), s.h)
 }
 
+// WaitValue makes the stream wait until the 8 bytes at a device address are at
+// least value.
+func (s *Stream) WaitValue(address, value uint64) error {
+	return s.c.do(capi.StreamWaitValue64, s.h, address, value)
+}
+
+// WriteValue queues a write of 8 bytes to a device address.
+func (s *Stream) WriteValue(address, value uint64) error {
+	return s.c.do(capi.StreamWriteValue64, s.h, address, value)
+}
+
 // Direction of a request's copies.
 type Direction int32
 

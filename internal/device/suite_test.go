@@ -17,10 +17,13 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lmcache-go/lmcache-go/internal/copyplan"
+	"github.com/lmcache-go/lmcache-go/internal/cudatest"
 	"github.com/lmcache-go/lmcache-go/internal/kvlayout"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	cudatest.Main(m, func(m *testing.M) { goleak.VerifyTestMain(m) })
+}
 
 // rig is a device and a way to make engine memory for it.
 type rig struct {

@@ -41,6 +41,7 @@ var edges = map[string][]string{
 
 // internalEdges are the exceptions to "internal packages import only internal packages".
 var internalEdges = map[string][]string{
+	"internal/cudatest":  {"cuda", "internal"},
 	"internal/device":    {"cuda", "csrc", "internal"},
 	"internal/simengine": {"connector", "connector/pd", "mpserver/wire", "internal"},
 }
