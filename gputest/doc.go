@@ -6,6 +6,7 @@
 //	make gpu-test                      # on a machine with a GPU and torch
 //	bin/gputest -server bin/lmcache-go -json report.json
 //	bin/gputest -device cpu -quick     # gputest itself, without a GPU
+//	scripts/gpu-build.sh               # both binaries, to be copied to such a machine
 //
 // It starts the server and the Python processes itself and needs nothing else:
 // no vLLM, no lmcache, no network.
