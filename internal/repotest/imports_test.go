@@ -31,8 +31,9 @@ var edges = map[string][]string{
 	"cuda":                 {"csrc", "internal"},
 	"nixl":                 {"internal"},
 
-	"connector":    {"mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "cuda", "internal"},
-	"connector/pd": {"connector", "nixl", "cuda", "internal"},
+	"connector":       {"mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "cuda", "internal"},
+	"connector/pd":    {"connector", "nixl", "cuda", "internal"},
+	"connector/multi": {"connector", "connector/pd"},
 
 	"bench":       {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "l1cache", "internal"},
 	"conformance": {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
@@ -43,7 +44,8 @@ var edges = map[string][]string{
 var internalEdges = map[string][]string{
 	"internal/cudatest":  {"cuda", "internal"},
 	"internal/device":    {"cuda", "csrc", "internal"},
-	"internal/simengine": {"connector", "connector/pd", "mpserver/wire", "internal"},
+	"internal/demo":      {"nixl", "internal", "internal/simengine"},
+	"internal/simengine": {"connector", "connector/pd", "connector/multi", "nixl", "mpserver/wire", "internal"},
 }
 
 // testEdges may be imported by test files beyond the row of their package.
