@@ -23,6 +23,8 @@ type client struct {
 	// tap takes replies in place of a connection, for benchmarks of handlers.
 	tap func(*outgoing)
 
+	pickles pickleForms
+
 	streamMu sync.Mutex
 	streams  *simplelru.LRU[string, stream] // guarded by streamMu: by uid
 }

@@ -25,6 +25,8 @@ type request struct {
 	answered atomic.Bool
 	// msg holds the frames of a request that left the connection's buffer.
 	msg zmtp.Message
+	// placed is what of its bytes lies in the pool already, nil for nothing.
+	placed *placed
 }
 
 // reply is what a handler says.
@@ -162,7 +164,9 @@ func (s *Server) accept(c *client, m *zmtp.Message) {
 	for _, p := range r.payloads {
 		r.size += len(p)
 	}
+	r.take(m.TakePlacement())
 	if s.dispatch(r, m) {
+		r.unplace()
 		c.spare = r
 	}
 }
@@ -192,7 +196,7 @@ func (s *Server) dispatch(r *request, m *zmtp.Message) (over bool) {
 		return true
 	}
 	l := &r.client.lanes[r.row.class]
-	if r.row.inline && r.size <= inlineBytes && l.idle() && s.mayInline(r) {
+	if r.row.inline && r.size-r.placedBytes() <= inlineBytes && l.idle() && s.mayInline(r) {
 		out := s.execute(r)
 		s.answer(r, out, true)
 		return out.kind != replyLater
@@ -251,6 +255,7 @@ func (s *Server) mayInline(r *request) bool {
 func (s *Server) runLane(r *request) {
 	out := s.execute(r)
 	s.answer(r, out, false)
+	r.unplace()
 	if r.row.inline && out.kind != replyLater {
 		r.msg.Release() // such a handler has kept nothing
 	}

@@ -89,8 +89,10 @@ func (s *Server) reserve(ctx context.Context, t *transfer, group int, hashes []h
 	if err != nil {
 		s.met.AllocationFailed(metrics.DuringStore, t.Model, len(hashes))
 		s.failures.explain(t.op.String(), reserveReason(err), err)
+		return res, err
 	}
-	return res, err
+	s.events.bind(t, hashes, res.Slots())
+	return res, nil
 }
 
 // How an engine-driven worker's bytes travel: its device in the metrics, where
@@ -223,7 +225,23 @@ func (s *Server) commitPickle(ctx context.Context, r *request, t *transfer, h *h
 	if h != nil {
 		parts = append(parts, h.res)
 	}
+	frame := r.payloads[2]
 	tensors, err := torchpickle.Parse(data)
+	if r.placed != nil {
+		if g := &t.in.layout.groups[0]; err == nil && h == nil && r.placed.in == t.in && r.placed.fits(frame, tensors, g) {
+			s.met.TransferBegun(metrics.Store, byPickle)
+			n := len(r.placed.res.Slots())
+			published := r.placed.res.Publish(nil)
+			s.directly.Add(1)
+			s.met.TransferEnded(metrics.Store, byPickle, int64(published)*g.sizeBytes)
+			if published < n {
+				return s.failed(r, "expired")
+			}
+			return value(wire.AppendBool(nil, true))
+		}
+		r.undo()
+		tensors, err = torchpickle.Parse(data)
+	}
 	if err != nil {
 		s.log.Warn("the pickle of a store cannot be read", "component", "mq", "instance_id", t.instance, "bytes", len(data), "err", err)
 		return s.failed(r, "pickle")
@@ -249,6 +267,7 @@ func (s *Server) commitPickle(ctx context.Context, r *request, t *transfer, h *h
 	if !good {
 		return s.failed(r, why)
 	}
+	r.client.pickles.learn(frame, tensors, t.in.layout.groups[0].sizeBytes)
 	return value(wire.AppendBool(nil, true))
 }
 

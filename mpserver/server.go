@@ -56,6 +56,7 @@ type Server struct {
 	failures       failureLog
 	probes, sweeps periodic
 	hashLog        *hashLog // nil without --lookup-hash-log-dir
+	events         *kvEvents
 
 	// hurry ends when copies on their way at the stop are to be called off,
 	// abandon when the stop waits for them no longer.
@@ -64,6 +65,7 @@ type Server struct {
 
 	// draining: the server stops; new requests hear their failure.
 	draining  atomic.Bool
+	directly  atomic.Int64 // stores whose bytes were read straight into the pool
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -100,6 +102,7 @@ func New(o Options) (*Server, error) {
 		}
 	}
 	s.clients = newClients()
+	s.events = newKVEvents(o.KVEventLogSize, o.ChunkSize, s.start.UnixNano(), func(c *client, out *outgoing) { s.send(c, out, false) })
 	// Sockets first: a busy port is the commonest mistake and must be told
 	// before gigabytes are mapped.
 	if s.sock, err = newTransport(&o, socket{s}); err != nil {
@@ -116,11 +119,12 @@ func New(o Options) (*Server, error) {
 		err = fmt.Errorf("map the L1 pool of %d bytes: %w", o.L1.SizeBytes, err)
 		return nil, err
 	}
+	observer, rate := s.observer()
 	s.cache, err = l1cache.New(l1cache.Options{
 		Arena: s.arena, AlignBytes: o.L1.AlignBytes,
 		Evict: o.L1.EvictionPolicy != EvictNone, Policy: policies[o.L1.EvictionPolicy], TriggerWatermark: o.L1.TriggerWatermark, EvictionRatio: o.L1.EvictionRatio,
-		WriteTTL: o.L1.WriteTTL, ReadTTL: o.L1.ReadTTL, Now: o.l1Now, Ticks: o.l1Ticks, SampleRate: o.sampleRate(),
-		Logger: o.Logger.With("component", "l1"), Observer: cacheObserver{s.met},
+		WriteTTL: o.L1.WriteTTL, ReadTTL: o.L1.ReadTTL, Now: o.l1Now, Ticks: o.l1Ticks, SampleRate: rate,
+		Logger: o.Logger.With("component", "l1"), Observer: observer,
 	})
 	if err != nil {
 		return nil, err
@@ -159,6 +163,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.tasks.run("request socket", s.serve)
 	s.tasks.run("housekeeping", s.housekeeping)
 	s.tasks.run("probe", s.probe)
+	s.tasks.run("kv events", s.events.run)
 	if s.hashLog != nil {
 		s.tasks.run("lookup hash log", s.hashLog.run)
 	}

@@ -114,8 +114,9 @@ func (s *sink) answer(op wire.Op, args [][]byte) ([]byte, error) {
 			return nil, err
 		}
 		return s.pickle((k.End - k.Start) / s.chunkTokens)
+	default:
+		return nil, nil
 	}
-	return nil, nil
 }
 
 // pickle is the reply with so many chunks of noise, made once. mu is held.

@@ -59,6 +59,8 @@ type reader struct {
 	beforeRead func()
 	// command is called for every command; body is valid until it returns.
 	command func(body []byte) error
+	// place may say where parts of a large frame go; nil: nobody does.
+	place func(frames [][]byte, size int) *Placement
 }
 
 // frameRef is a frame: in its own buffer, or at an offset from the start of the message.
@@ -73,9 +75,10 @@ type Message struct {
 	// handler returns, or, of a detached message, until Release.
 	Frames [][]byte
 
-	rd   *reader // nil when detached
-	own  []*bufpool.Buffer
-	size int
+	rd     *reader // nil when detached
+	own    []*bufpool.Buffer
+	size   int
+	placed *Placement
 }
 
 // Bytes is the size of all frames together.
@@ -84,7 +87,7 @@ func (m *Message) Bytes() int { return m.size }
 // Detach moves the message out of the connection's buffer: the frames of the
 // result stay valid until its Release. m is of no use afterwards.
 func (m *Message) Detach() Message {
-	out := Message{Frames: slices.Clone(m.Frames), own: slices.Clone(m.own), size: m.size}
+	out := Message{Frames: slices.Clone(m.Frames), own: slices.Clone(m.own), size: m.size, placed: m.TakePlacement()}
 	m.own = m.own[:0]
 	rd := m.rd
 	if rd == nil {
@@ -118,6 +121,9 @@ func (m *Message) Release() {
 		bufpool.Shared.Put(b)
 	}
 	m.own, m.Frames = nil, nil
+	if pl := m.TakePlacement(); pl != nil && pl.Abandon != nil {
+		pl.Abandon()
+	}
 }
 
 // close gives the buffers back.
@@ -134,6 +140,9 @@ func (rd *reader) drop() {
 		rd.msg.own[i] = nil
 	}
 	rd.msg.own = rd.msg.own[:0]
+	if pl := rd.msg.TakePlacement(); pl != nil && pl.Abandon != nil {
+		pl.Abandon()
+	}
 	if invariants.Enabled && rd.passed > 0 {
 		bufpool.Poison(rd.buf.B[rd.r-rd.passed : rd.r])
 	}
@@ -169,10 +178,11 @@ func (rd *reader) next() (*Message, error) {
 		off += h.bytes
 		ref := frameRef{off: off, len: h.size}
 		if h.size >= largeFrame {
-			if ref.own, err = rd.large(off, h.size); err != nil {
+			ref.own, err = rd.takeLarge(off, h.size)
+			rd.msg.own = append(rd.msg.own, ref.own)
+			if err != nil {
 				return nil, err
 			}
-			rd.msg.own = append(rd.msg.own, ref.own)
 		} else {
 			if err := rd.need(off + h.size); err != nil {
 				return nil, err
@@ -331,39 +341,6 @@ func (rd *reader) read(b []byte, inside bool) (int, error) {
 		}
 	}
 	return 0, io.ErrNoProgress
-}
-
-// large reads a frame of size bytes that begins at an offset from the start of
-// the message into a buffer of its own, whose memory follows what has come:
-// a size is only a promise.
-func (rd *reader) large(off, size int) (*bufpool.Buffer, error) {
-	b := bufpool.Shared.TryGet(size)
-	if b == nil {
-		b = bufpool.Shared.Get(min(size, firstLarge))
-	}
-	have := min(rd.w-rd.r-off, size)
-	at := rd.r + off
-	n := copy(b.B, rd.buf.B[at:at+have])
-	// What was read behind the frame, if all of it has come, closes up.
-	rd.w = at + copy(rd.buf.B[at:], rd.buf.B[at+have:rd.w])
-	for n < size {
-		if n == len(b.B) {
-			bigger := bufpool.Shared.Get(min(size, growthLarge*n))
-			copy(bigger.B, b.B)
-			bufpool.Shared.Put(b)
-			b = bigger
-		}
-		if rd.beforeRead != nil {
-			rd.beforeRead()
-		}
-		k, err := rd.read(b.B[n:min(size, len(b.B))], true)
-		n += k
-		if err != nil && n < size {
-			bufpool.Shared.Put(b)
-			return nil, err
-		}
-	}
-	return b, nil
 }
 
 // greeting reads the peer's greeting.

@@ -193,6 +193,9 @@ func (s *RouterSocket) start(c net.Conn) {
 		src: c, maxBytes: s.opt.MaxMessageBytes, maxParts: s.opt.MaxFrames,
 		buf: bufpool.Shared.Get(firstBuffer), beforeRead: p.beforeRead, command: p.command,
 	}
+	if h, ok := s.opt.Handler.(Placer); ok {
+		p.rd.place = func(frames [][]byte, size int) *Placement { return h.Place(p, frames, size) }
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
