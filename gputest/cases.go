@@ -195,7 +195,7 @@ func (h *harness) kill(ctx context.Context, scheme string) error {
 		return err
 	}
 	defer func() { _ = other.leave(ctx) }()
-	quiet, err := other.slowest(ctx, 20, 0)
+	quiet, err := other.slowest(ctx, 20)
 	if err != nil {
 		return err
 	}
@@ -234,13 +234,21 @@ func (h *harness) kill(ctx context.Context, scheme string) error {
 	if _, err := victim.retrieve(ctx, pr, victim.ids(4*chunk, false), ev, request); err != nil && h.o.device != "cpu" {
 		return fmt.Errorf("a retrieve behind an unfired event: %w", err)
 	}
+	beside, err := other.slowest(ctx, 50)
+	if err != nil {
+		return fmt.Errorf("beside an engine whose event does not fire: %w", err)
+	}
+	h.report.add(result{
+		Group: "kill", Name: scheme + ": an unfired event stops nobody else", OK: beside < quiet+50*time.Millisecond,
+		Text: fmt.Sprintf("slowest round trip %v, before %v", beside.Round(10*time.Microsecond), quiet.Round(10*time.Microsecond)),
+	})
 	h.drop("victim", true)
 	_ = victim.client.Close()
 	killed := time.Now()
 	slow, back := time.Duration(0), time.Duration(0)
 	var left int64
 	for back == 0 && time.Since(killed) < 30*time.Second && ctx.Err() == nil {
-		s, err := other.slowest(ctx, 20, 0)
+		s, err := other.slowest(ctx, 20)
 		if err != nil {
 			return fmt.Errorf("the other instance: %w", err)
 		}
@@ -273,11 +281,9 @@ func (h *harness) kill(ctx context.Context, scheme string) error {
 	return nil
 }
 
-// slowest makes n round trips and returns the time of the slowest. With a time
-// it makes as many as fit.
-func (e *engine) slowest(ctx context.Context, n int, limit time.Duration) (worst time.Duration, err error) {
-	start := time.Now()
-	for i := 0; i < n || time.Since(start) < limit; i++ {
+// slowest makes n round trips and returns the time of the slowest.
+func (e *engine) slowest(ctx context.Context, n int) (worst time.Duration, err error) {
+	for range n {
 		p := e.h.prompt(chunk)
 		ids := e.ids(chunk, false)
 		begin := time.Now()
