@@ -84,15 +84,22 @@ func (t *transfer) setRange(c int) (reason string) {
 
 // reserve asks the store for the chunks of t that it lacks.
 func (s *Server) reserve(ctx context.Context, t *transfer, group int, hashes []hash.Digest) (*l1cache.Reservation, error) {
-	g := &t.in.layout.groups[group]
-	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, group), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes, Form: g.formID})
+	res, err := s.tryReserve(ctx, t, group, hashes)
 	if err != nil {
 		s.met.AllocationFailed(metrics.DuringStore, t.Model, len(hashes))
 		s.failures.explain(t.op.String(), reserveReason(err), err)
-		return res, err
 	}
-	s.events.bind(t, hashes, res.Slots())
-	return res, nil
+	return res, err
+}
+
+// tryReserve is reserve by somebody who can do without.
+func (s *Server) tryReserve(ctx context.Context, t *transfer, group int, hashes []hash.Digest) (*l1cache.Reservation, error) {
+	g := &t.in.layout.groups[group]
+	res, err := s.cache.Reserve(ctx, l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, group), Rank: t.rank, Hashes: hashes, SizeBytes: g.sizeBytes, Form: g.formID})
+	if err == nil {
+		s.events.bind(t, hashes, res.Slots())
+	}
+	return res, err
 }
 
 // How an engine-driven worker's bytes travel: its device in the metrics, where

@@ -118,7 +118,7 @@ func (s *Server) place(r *request, at []int) *zmtp.Placement {
 		return nil
 	}
 	g := &t.in.layout.groups[0]
-	res, err := s.cache.Reserve(deadlineContext(time.Now().Add(deadlineShort)), l1cache.ReserveRequest{Scope: t.in.layout.scope(t.Salt, 0), Rank: t.rank, Hashes: t.chunks(), SizeBytes: g.sizeBytes, Form: g.formID})
+	res, err := s.tryReserve(deadlineContext(time.Now().Add(deadlineShort)), &t, 0, t.chunks())
 	if err != nil {
 		return nil // the store itself will say so
 	}
