@@ -2,6 +2,7 @@ package simengine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -23,10 +24,9 @@ var (
 
 // Engine is a simulated engine of one rank.
 type Engine struct {
-	opts    Options
-	policy  connector.FailurePolicy
-	sched   *connector.Scheduler // nil without a connector
-	worker  *connector.Worker
+	opts   Options
+	policy connector.FailurePolicy
+	links
 	mem     *connector.SharedMemory
 	kv      *kv
 	pool    *pool
@@ -51,10 +51,12 @@ type Stats struct {
 	PromptTokens, LocalHits, ExternalHits      int64
 	ComputedTokens, Generated, Preempted       int64
 	Loads, FailedLoads, Steps, Evicted, Blocks int64
+	// Of now: requests that run, and that wait.
+	Running, Waiting int64
 }
 
 type stats struct {
-	requests, aborted, failed, prompt, local, external, computed, generated, preempted, loads, failedLoads, steps, evicted, blocks atomic.Int64
+	requests, aborted, failed, prompt, local, external, computed, generated, preempted, loads, failedLoads, steps, evicted, blocks, running, waiting atomic.Int64
 }
 
 // New starts an engine. With a connector its servers must be up.
@@ -70,7 +72,7 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	if e.mem, err = connector.NewSharedMemory(int64(o.Layers) * int64(o.layerBytes())); err != nil {
 		return nil, err
 	}
-	e.kv = newKV(&e.opts, e.mem.Host()[0])
+	e.kv = newKV(&e.opts, e.mem.Host()[0], usesNixl(o.Connector))
 	if err := e.connect(ctx); err != nil {
 		return nil, errors.Join(err, e.disconnect())
 	}
@@ -78,43 +80,6 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	e.stop = stop
 	go e.run(run)
 	return e, nil
-}
-
-func (e *Engine) connect(ctx context.Context) error {
-	if e.opts.Connector == nil {
-		return nil
-	}
-	for _, w := range e.opts.Connector.Warnings() {
-		e.opts.Logger.Warn("kv-transfer-config", "advice", w)
-	}
-	e.policy = e.opts.Connector.FailurePolicy
-	mp := e.opts.Connector.Find(connector.MPConnector)
-	if mp == nil {
-		return nil
-	}
-	cfg, err := mp.MPWithEnv(e.opts.Getenv)
-	if err != nil {
-		return err
-	}
-	if e.worker, err = connector.NewWorker(ctx, connector.WorkerOptions{Model: e.opts.Model, Config: cfg, Logger: e.opts.Logger}); err != nil {
-		return err
-	}
-	if err := e.worker.Register(ctx, e.kv.caches(e.mem)); err != nil {
-		return err
-	}
-	e.sched, err = connector.NewScheduler(ctx, connector.SchedulerOptions{Model: e.opts.Model, Config: cfg, BlockTokens: []int{e.opts.BlockTokens}, Logger: e.opts.Logger})
-	return err
-}
-
-func (e *Engine) disconnect() error {
-	var errs []error
-	if e.sched != nil {
-		errs = append(errs, e.sched.Close())
-	}
-	if e.worker != nil {
-		errs = append(errs, e.worker.Close(context.Background()))
-	}
-	return errors.Join(append(errs, e.mem.Close())...)
 }
 
 // Close ends the engine; requests under way end with [ErrClosed].
@@ -131,6 +96,7 @@ func (e *Engine) Stats() Stats {
 		Requests: s.requests.Load(), Aborted: s.aborted.Load(), Failed: s.failed.Load(), PromptTokens: s.prompt.Load(), LocalHits: s.local.Load(),
 		ExternalHits: s.external.Load(), ComputedTokens: s.computed.Load(), Generated: s.generated.Load(), Preempted: s.preempted.Load(),
 		Loads: s.loads.Load(), FailedLoads: s.failedLoads.Load(), Steps: s.steps.Load(), Evicted: s.evicted.Load(), Blocks: s.blocks.Load(),
+		Running: s.running.Load(), Waiting: s.waiting.Load(),
 	}
 }
 
@@ -144,27 +110,64 @@ type Completion struct {
 	MaxTokens int
 	// Salt separates tenants.
 	Salt string
+	// Params are kv_transfer_params.
+	Params map[string]json.RawMessage
+}
+
+// Answer is what a request ends with.
+type Answer struct {
+	// Tokens that were generated.
+	Tokens []uint32
+	// Cached is how many tokens of the prompt were not computed: found in the
+	// pool, or loaded.
+	Cached int
+	// Params are the kv_transfer_params for whoever goes on with the request;
+	// nil for none.
+	Params map[string]json.RawMessage
 }
 
 // Complete generates an answer; each, if not nil, is called for every token as
 // it comes, from another goroutine. When ctx ends the request is aborted.
-func (e *Engine) Complete(ctx context.Context, c Completion, each func(token uint32)) ([]uint32, error) {
-	if len(c.Tokens) == 0 || c.MaxTokens < 1 || len(c.Tokens)+c.MaxTokens > e.opts.MaxModelTokens {
-		return nil, fmt.Errorf("%w: %d prompt tokens and %d to generate, together at most %d, and each at least 1", ErrTooLong, len(c.Tokens), c.MaxTokens, e.opts.MaxModelTokens)
-	}
+func (e *Engine) Complete(ctx context.Context, c Completion, each func(token uint32)) (Answer, error) {
 	if c.ID == "" {
 		c.ID = fmt.Sprintf("sim-%d", e.seq.Add(1))
 	}
-	r := newRequest(ctx, c, each)
+	if err := e.fits(c); err != nil {
+		e.reject(ctx, c)
+		return Answer{}, err
+	}
+	return e.submit(ctx, newRequest(ctx, c, each))
+}
+
+// fits says whether a request can be served at all.
+func (e *Engine) fits(c Completion) error {
+	if len(c.Tokens) == 0 || c.MaxTokens < 1 || len(c.Tokens)+c.MaxTokens > e.opts.MaxModelTokens {
+		return fmt.Errorf("%w: %d prompt tokens and %d to generate, together at most %d, and each at least 1", ErrTooLong, len(c.Tokens), c.MaxTokens, e.opts.MaxModelTokens)
+	}
+	return nil
+}
+
+// reject lets a request that holds blocks elsewhere (do_remote_prefill) begin
+// and end here, so that its prefiller hears of it, as vLLM does.
+func (e *Engine) reject(ctx context.Context, c Completion) {
+	if len(c.Params) == 0 || len(c.Tokens) == 0 {
+		return
+	}
+	gone, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	cancel()
+	_, _ = e.submit(context.WithoutCancel(ctx), newRequest(gone, c, nil)) // ends as aborted
+}
+
+func (e *Engine) submit(ctx context.Context, r *request) (Answer, error) {
 	select {
 	case e.arrived <- r:
 	case <-e.done:
-		return nil, ErrClosed
+		return Answer{}, ErrClosed
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return Answer{}, ctx.Err()
 	}
 	<-r.over
-	return r.answer, r.err
+	return Answer{Tokens: r.answer, Cached: r.cached, Params: r.params}, r.err
 }
 
 // ResetPrefixCache makes the engine forget the blocks that no request uses, so
@@ -200,6 +203,8 @@ func (e *Engine) run(ctx context.Context) {
 		}
 		e.stats.evicted.Store(e.pool.evicted)
 		e.stats.blocks.Store(int64(e.opts.Blocks - 1 - e.pool.available()))
+		e.stats.running.Store(int64(len(e.running)))
+		e.stats.waiting.Store(int64(len(e.waiting) + len(e.loading)))
 	}
 	for _, list := range [][]*request{e.waiting, e.running} {
 		for _, r := range list {

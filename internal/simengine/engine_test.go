@@ -90,7 +90,7 @@ func answers(t *testing.T, e *Engine, prompts [][]uint32, generate int) []string
 			if err != nil {
 				t.Errorf("request %d: %v", i, err)
 			}
-			out[i] = text(a)
+			out[i] = text(a.Tokens)
 		})
 	}
 	wg.Wait()
@@ -149,7 +149,7 @@ func TestAWrongBlockChangesTheText(t *testing.T) {
 			first = false
 		})
 		require.NoError(t, err)
-		return text(a)
+		return text(a.Tokens)
 	}
 	require.Equal(t, f(false), f(false))
 	require.NotEqual(t, f(false), f(true))

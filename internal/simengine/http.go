@@ -2,11 +2,12 @@ package simengine
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
-	"strings"
+	"slices"
 	"time"
 )
 
@@ -14,16 +15,19 @@ import (
 const maxBody = 64 << 20
 
 // NewHandler serves the part of OpenAI's API that routers and load generators
-// use: /v1/completions, /v1/chat/completions (JSON and SSE), /v1/models,
-// /health and /metrics. A token is a byte; prompts may also be lists of ids.
+// use, with vLLM's shapes: /v1/completions, /v1/chat/completions (JSON and SSE),
+// /v1/models, /health and /metrics. A token is a byte; prompts may also be lists
+// of ids. A client that goes away aborts its request.
 func NewHandler(e *Engine) http.Handler {
 	h := &handler{e: e, started: time.Now()}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /health", h.health)
+	mux.HandleFunc("GET /ping", h.health)
+	mux.HandleFunc("GET /version", h.version)
 	mux.HandleFunc("GET /v1/models", h.models)
 	mux.HandleFunc("GET /metrics", h.metrics)
-	mux.HandleFunc("POST /v1/completions", h.completions)
-	mux.HandleFunc("POST /v1/chat/completions", h.completions)
+	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) { h.completions(w, r, false) })
+	mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { h.completions(w, r, true) })
 	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { e.ResetPrefixCache() })
 	return mux
 }
@@ -33,147 +37,222 @@ type handler struct {
 	started time.Time
 }
 
-// body is what is read of a request; everything else is ignored.
-type body struct {
-	Prompt   json.RawMessage `json:"prompt"`
-	Messages []struct {
-		Role    string `json:"role"`
-		Content string `json:"content"`
-	} `json:"messages"`
-	MaxTokens           *int   `json:"max_tokens"`
-	MaxCompletionTokens *int   `json:"max_completion_tokens"`
-	Stream              bool   `json:"stream"`
-	CacheSalt           string `json:"cache_salt"`
+// health is 200 with an empty body, or 503 once the engine has ended.
+func (h *handler) health(w http.ResponseWriter, _ *http.Request) {
+	select {
+	case <-h.e.done:
+		w.WriteHeader(http.StatusServiceUnavailable)
+	default:
+	}
 }
 
-// defaultMaxTokens is OpenAI's for completions.
-const defaultMaxTokens = 16
-
-// tokens of the prompt, and whether it was a chat.
-func (b *body) tokens() ([]uint32, bool, error) {
-	text, chat := "", len(b.Messages) > 0
-	if chat {
-		var s strings.Builder
-		for _, m := range b.Messages {
-			fmt.Fprintf(&s, "<%s>%s\n", m.Role, m.Content)
-		}
-		text = s.String()
-	} else {
-		var ids []uint32
-		if json.Unmarshal(b.Prompt, &ids) == nil && len(ids) > 0 {
-			return ids, false, nil
-		}
-		if err := json.Unmarshal(b.Prompt, &text); err != nil {
-			return nil, false, errors.New("prompt must be a string or a list of token ids")
-		}
-	}
-	out := make([]uint32, len(text))
-	for i := range out {
-		out[i] = uint32(text[i])
-	}
-	return out, chat, nil
+func (h *handler) version(w http.ResponseWriter, _ *http.Request) {
+	respond(w, http.StatusOK, map[string]string{"version": "0.33.0+lmcache-go"})
 }
 
-func (h *handler) fail(w http.ResponseWriter, status int, err error) {
+func (h *handler) models(w http.ResponseWriter, _ *http.Request) {
+	data := []any{}
+	for _, name := range h.e.opts.names() {
+		data = append(data, map[string]any{
+			"id": name, "object": "model", "created": h.started.Unix(), "owned_by": "vllm", "root": h.e.opts.Model, "parent": nil,
+			"max_model_len": h.e.opts.MaxModelTokens,
+		})
+	}
+	respond(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+}
+
+func respond(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": err.Error(), "code": status}}) // the client may have gone
+	_ = json.NewEncoder(w).Encode(v) // the client may have gone
 }
 
-func (h *handler) completions(w http.ResponseWriter, r *http.Request) {
-	var b body
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&b); err != nil {
-		h.fail(w, http.StatusBadRequest, err)
-		return
+func fail(w http.ResponseWriter, err error) {
+	d := describe(err)
+	respond(w, d["error"].Code, d)
+}
+
+// reply is one answer on its way to a client.
+type reply struct {
+	h       *handler
+	b       *body
+	c       Completion
+	id      string
+	chat    bool
+	created int64
+}
+
+// read decodes and checks a request.
+func (h *handler) read(w http.ResponseWriter, r *http.Request, chat bool) (*reply, error) {
+	b := &body{}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(b); err != nil {
+		return nil, &apiError{status: http.StatusBadRequest, text: "the body is not usable JSON: " + err.Error()}
 	}
-	tokens, chat, err := b.tokens()
+	if names := h.e.opts.names(); b.Model != "" && !slices.Contains(names, b.Model) {
+		return nil, &apiError{status: http.StatusNotFound, param: "model", text: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", b.Model, names[0])}
+	}
+	if b.N != nil && *b.N != 1 {
+		return nil, &apiError{status: http.StatusBadRequest, param: "n", text: "n other than 1 is not simulated"}
+	}
+	o := &reply{h: h, b: b, chat: chat, created: time.Now().Unix()}
+	var err error
+	if chat {
+		o.c.Tokens, err = b.chatTokens()
+	} else {
+		o.c.Tokens, err = b.promptTokens()
+	}
 	if err != nil {
-		h.fail(w, http.StatusBadRequest, err)
-		return
+		return nil, err
 	}
-	c := Completion{Tokens: tokens, MaxTokens: defaultMaxTokens, Salt: b.CacheSalt}
-	for _, n := range []*int{b.MaxTokens, b.MaxCompletionTokens} {
+	o.c.Salt, o.c.Params = b.CacheSalt, b.KVTransferParams
+	o.c.MaxTokens, err = o.limit()
+	o.name(r.Header.Get("X-Request-Id"))
+	return o, err
+}
+
+// defaultMaxTokens is that of completions; chats go on until the context is
+// full.
+const defaultMaxTokens = 16
+
+// limit is how many tokens are to be generated.
+func (o *reply) limit() (int, error) {
+	asked, free := defaultMaxTokens, o.h.e.opts.MaxModelTokens-len(o.c.Tokens)
+	if o.chat {
+		asked = max(1, free)
+	}
+	for _, n := range []*int{o.b.MaxTokens, o.b.MaxCompletionTokens} {
 		if n != nil {
-			c.MaxTokens = *n
+			asked = *n
 		}
 	}
-	kind := "cmpl-"
-	if chat {
-		kind = "chatcmpl-"
+	if asked < 1 {
+		return 0, &apiError{status: http.StatusBadRequest, param: "max_tokens", text: fmt.Sprintf("max_tokens must be at least 1, got %d.", asked)}
 	}
-	id := r.Header.Get("X-Request-Id")
-	if id == "" {
-		id = fmt.Sprintf("%d", h.e.seq.Add(1))
+	return asked, nil
+}
+
+// name gives the request vLLM's ids: what the client sees, and the internal
+// one, which is unique even when clients repeat theirs.
+func (o *reply) name(header string) {
+	if header == "" {
+		header = randomHex(16)
 	}
-	c.ID = fmt.Sprintf("%s%s-%d", kind, id, h.e.seq.Add(1)) // clients may repeat theirs
-	out := reply{h: h, id: kind + id, chat: chat}
-	if b.Stream {
-		out.stream(r.Context(), w, c)
+	if o.chat {
+		o.id = "chatcmpl-" + header
+		o.c.ID = o.id + "-" + randomHex(4)
 		return
 	}
-	answer, err := h.e.Complete(r.Context(), c, nil)
-	switch {
-	case errors.Is(err, ErrTooLong):
-		h.fail(w, http.StatusBadRequest, err)
-	case err != nil:
-		h.fail(w, http.StatusInternalServerError, err)
-	default:
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(out.object(text(answer), "length", len(tokens), len(answer))) // the client may have gone
+	o.id = "cmpl-" + header
+	o.c.ID = o.id + "-0-" + randomHex(4)
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+func (h *handler) completions(w http.ResponseWriter, r *http.Request, chat bool) {
+	o, err := h.read(w, r, chat)
+	if err == nil {
+		err = h.e.fits(o.c)
 	}
-}
-
-func text(tokens []uint32) string {
-	b := make([]byte, len(tokens))
-	for i, t := range tokens {
-		b[i] = byte(t)
+	if err != nil {
+		if o != nil {
+			h.e.reject(r.Context(), o.c)
+		}
+		fail(w, err)
+		return
 	}
-	return string(b)
+	if o.b.Stream {
+		o.stream(r.Context(), w)
+		return
+	}
+	a, err := h.e.Complete(r.Context(), o.c, nil)
+	if err != nil {
+		h.e.opts.Logger.Error("request failed", "request_id", o.id, "err", err)
+		fail(w, err)
+		return
+	}
+	respond(w, http.StatusOK, o.whole(a))
 }
 
-// reply makes the objects of an answer.
-type reply struct {
-	h    *handler
-	id   string
-	chat bool
+func (o *reply) usage(tokens, cached int) usage {
+	u := usage{PromptTokens: len(o.c.Tokens), CompletionTokens: tokens, TotalTokens: len(o.c.Tokens) + tokens}
+	if o.h.e.opts.PromptTokensDetails && cached > 0 {
+		u.Details = &promptDetails{cached}
+	}
+	return u
 }
 
-func (o *reply) head(object string) map[string]any {
-	return map[string]any{"id": o.id, "object": object, "created": time.Now().Unix(), "model": o.h.e.opts.Model}
+// cached is what the usage tells: a decoder tells the hits of its prefiller,
+// since its own are the transfer.
+func (o *reply) cached(a Answer) int {
+	if raw, ok := o.c.Params["remote_prefill_cached_tokens"]; ok {
+		var n int
+		if json.Unmarshal(raw, &n) == nil {
+			return n
+		}
+	}
+	return a.Cached
 }
 
-func (o *reply) object(text, reason string, prompt, answer int) map[string]any {
-	m := o.head("text_completion")
-	choice := map[string]any{"index": 0, "text": text, "finish_reason": reason}
+// reason is why every answer ends: nothing but the limit ends it.
+var reason = "length"
+
+func (o *reply) whole(a Answer) completion {
+	said := text(a.Tokens)
+	c := choice{FinishReason: &reason, Text: &said}
+	out := completion{ID: o.id, Object: "text_completion", Created: o.created, Model: o.h.e.opts.names()[0], Usage: o.usage(len(a.Tokens), o.cached(a)), KVTransferParams: a.Params}
 	if o.chat {
-		m = o.head("chat.completion")
-		choice = map[string]any{"index": 0, "message": map[string]string{"role": "assistant", "content": text}, "finish_reason": reason}
+		out.Object = "chat.completion"
+		c.Text, c.Message = nil, &message{"assistant", said}
+	} else if o.b.Echo != nil && *o.b.Echo {
+		said = text(o.c.Tokens) + said
 	}
-	m["choices"] = []any{choice}
-	m["usage"] = map[string]int{"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-	return m
+	out.Choices = []choice{c}
+	return out
 }
 
-// chunk is one item of a stream.
-func (o *reply) chunk(text string, reason any) map[string]any {
-	m := o.head("text_completion")
-	choice := map[string]any{"index": 0, "text": text, "finish_reason": reason}
+// chunk is one event of a stream.
+func (o *reply) chunk(choices ...chunkChoice) chunk {
+	c := chunk{ID: o.id, Object: "text_completion", Created: o.created, Model: o.h.e.opts.names()[0], Choices: choices}
 	if o.chat {
-		m = o.head("chat.completion.chunk")
-		choice = map[string]any{"index": 0, "delta": map[string]string{"content": text}, "finish_reason": reason}
+		c.Object = "chat.completion.chunk"
 	}
-	m["choices"] = []any{choice}
-	return m
+	if c.Choices == nil {
+		c.Choices = []chunkChoice{}
+	}
+	return c
 }
 
-// stream answers with server-sent events.
-func (o *reply) stream(ctx context.Context, w http.ResponseWriter, c Completion) {
-	tokens := make(chan uint32, max(1, min(c.MaxTokens, o.h.e.opts.MaxModelTokens))) // never blocks the engine
-	failed := make(chan error, 1)
+// piece is the choice that carries some text.
+func (o *reply) piece(said, role string, ends bool) chunkChoice {
+	var c chunkChoice
+	if o.chat {
+		c.Delta = &delta{Role: role, Content: &said}
+	} else {
+		c.Text = &said
+	}
+	if ends {
+		c.FinishReason = &reason
+	}
+	return c
+}
+
+// stream answers with server-sent events. Its status is sent before the engine
+// has said anything, so errors are events too.
+func (o *reply) stream(ctx context.Context, w http.ResponseWriter) {
+	tokens := make(chan uint32, o.c.MaxTokens) // never blocks the engine
+	type result struct {
+		a   Answer
+		err error
+	}
+	ended := make(chan result, 1)
 	go func() {
-		_, err := o.h.e.Complete(ctx, c, func(t uint32) { tokens <- t })
+		a, err := o.h.e.Complete(ctx, o.c, func(t uint32) { tokens <- t })
 		close(tokens)
-		failed <- err
+		ended <- result{a, err}
 	}()
 	rc := http.NewResponseController(w)
 	send := func(v any) {
@@ -183,52 +262,43 @@ func (o *reply) stream(ctx context.Context, w http.ResponseWriter, c Completion)
 			_ = rc.Flush() // the client may have gone; ctx tells
 		}
 	}
-	first, ok := <-tokens
-	if !ok {
-		status := http.StatusInternalServerError
-		err := <-failed
-		if errors.Is(err, ErrTooLong) {
-			status = http.StatusBadRequest
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	w.WriteHeader(http.StatusOK)
+	_ = rc.Flush()
+	if o.chat {
+		send(o.chunk(o.piece("", "assistant", false)))
+	}
+	final, continuous := o.b.usage()
+	n := 0
+	event := func(t uint32, ends bool) chunk {
+		n++
+		c := o.chunk(o.piece(text([]uint32{t}), "", ends))
+		if continuous {
+			u := o.usage(n, 0)
+			c.Usage = &u
 		}
-		o.h.fail(w, status, err)
-		return
+		return c
 	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	send(o.chunk(text([]uint32{first}), nil))
+	var last uint32
 	for t := range tokens {
-		send(o.chunk(text([]uint32{t}), nil))
+		if last = t; n < o.c.MaxTokens-1 {
+			send(event(t, false))
+		}
 	}
-	if err := <-failed; err != nil {
-		send(map[string]any{"error": map[string]any{"message": err.Error(), "code": http.StatusInternalServerError}})
+	r := <-ended
+	if r.err != nil {
+		o.h.e.opts.Logger.Error("request failed", "request_id", o.id, "err", r.err)
+		send(describe(r.err))
 	} else {
-		send(o.chunk("", "length"))
+		c := event(last, true)
+		c.KVTransferParams = r.a.Params
+		send(c)
+		if final {
+			c := o.chunk()
+			u := o.usage(n, o.cached(r.a))
+			c.Usage = &u
+			send(c)
+		}
 	}
 	fmt.Fprint(w, "data: [DONE]\n\n")
-}
-
-func (h *handler) models(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": []any{map[string]any{
-		"id": h.e.opts.Model, "object": "model", "created": h.started.Unix(), "owned_by": "lmcache-go", "max_model_len": h.e.opts.MaxModelTokens,
-	}}}) // the client may have gone
-}
-
-// metrics has the counters of vLLM that a dashboard for KV transfers reads.
-func (h *handler) metrics(w http.ResponseWriter, _ *http.Request) {
-	s := h.e.Stats()
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-	for _, m := range []struct {
-		name  string
-		value int64
-	}{
-		{"vllm:prompt_tokens_total", s.PromptTokens},
-		{"vllm:generation_tokens_total", s.Generated},
-		{"vllm:prefix_cache_queries_total", s.PromptTokens},
-		{"vllm:prefix_cache_hits_total", s.LocalHits},
-		{"vllm:external_prefix_cache_queries_total", s.PromptTokens - s.LocalHits},
-		{"vllm:external_prefix_cache_hits_total", s.ExternalHits},
-		{"vllm:num_preemptions_total", s.Preempted},
-	} {
-		fmt.Fprintf(w, "# TYPE %s counter\n%s{model_name=%q} %d\n", m.name, m.name, h.e.opts.Model, m.value)
-	}
 }

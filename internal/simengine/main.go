@@ -18,11 +18,7 @@ import (
 	"github.com/lmcache-go/lmcache-go/connector"
 )
 
-const (
-	// reportEvery is how often the log tells of KV transfers, as vLLM's does.
-	reportEvery = 10 * time.Second
-	stopLimit   = 5 * time.Second
-)
+const stopLimit = 5 * time.Second
 
 // Main is `lmcache-go engine`: it serves until SIGTERM or SIGINT and returns
 // the exit status, 2 for a command line that cannot be read.
@@ -58,6 +54,8 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	f.IntVar(&s.o.MaxBatchTokens, "max-num-batched-tokens", 2048, "tokens of a step")
 	f.IntVar(&s.o.MaxRunning, "max-num-seqs", 64, "requests at a time")
 	f.DurationVar(&s.o.TokenCost, "token-cost", 100*time.Microsecond, "time that a computed token takes")
+	f.StringVar(&s.o.ServedName, "served-model-name", "", "name that clients give; default: MODEL")
+	f.BoolVar(&s.o.PromptTokensDetails, "enable-prompt-tokens-details", false, "tell cached tokens in usage")
 	transfer := f.String("kv-transfer-config", "", "JSON as vLLM takes it")
 	if len(args) > 0 && args[0] == "serve" {
 		args = args[1:]
@@ -74,9 +72,6 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	if *transfer != "" {
 		if s.o.Connector, err = connector.ParseTransferConfig([]byte(*transfer)); err != nil {
 			return s, err
-		}
-		if s.o.Connector.Find(connector.NixlConnector) != nil {
-			fmt.Fprintln(stderr, "note: NixlConnector is not simulated yet: prompts are computed or loaded from LMCache")
 		}
 	}
 	return s, nil
@@ -123,34 +118,4 @@ func serve(ctx context.Context, s settings, stdout io.Writer) error {
 		err = errors.Join(err, serr)
 	}
 	return err
-}
-
-// report logs what vLLM logs of KV transfers, when there was something, until
-// ctx ends.
-func report(ctx context.Context, e *Engine) {
-	t := time.NewTicker(reportEvery)
-	defer t.Stop()
-	var last Stats
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
-		s := e.Stats()
-		if s == last {
-			continue
-		}
-		rate := func(hits, of int64) float64 { return 100 * float64(hits) / float64(max(1, of)) }
-		//nolint:sloglint // vLLM's line, which tools look for
-		e.opts.Logger.Info(fmt.Sprintf("Prefix cache hit rate: %.1f%%, External prefix cache hit rate: %.1f%%",
-			rate(s.LocalHits, s.PromptTokens), rate(s.ExternalHits, s.PromptTokens-s.LocalHits)), "requests", s.Requests, "preempted", s.Preempted)
-		if e.sched != nil {
-			n := e.sched.Stats()
-			avg := 1000 * n.LookupSeconds / float64(max(1, n.Lookups))
-			//nolint:sloglint // likewise
-			e.opts.Logger.Info(fmt.Sprintf("KV Transfer metrics: LMCacheMPConnector={'LMCache MP lookup count': %d, 'LMCache MP lookup avg latency (ms)': %.3f}", n.Lookups, avg))
-		}
-		last = s
-	}
 }

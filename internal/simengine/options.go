@@ -13,6 +13,8 @@ import (
 type Options struct {
 	// Model is the name that clients give. Default "sim".
 	Model string
+	// ServedName is the name that clients give, where it is another.
+	ServedName string
 	// BlockTokens is the tokens of a block. Default 16.
 	BlockTokens int
 	// Blocks of the KV pool; the first is not used. Default 1024.
@@ -31,7 +33,11 @@ type Options struct {
 	TokenCost time.Duration
 	// Connector is the transfer config; nil computes everything here.
 	Connector *connector.TransferConfig
-	// Mode of transfers where the config leaves it open. Default auto.
+	// PromptTokensDetails tells cached tokens in the usage of an answer.
+	PromptTokensDetails bool
+	// Getenv reads the environment: the mode of transfers where the config
+	// leaves it open, NIXL's side channel, the interval of reports. Default:
+	// nothing is set.
 	Getenv func(string) string
 	// Logger: default discards.
 	Logger *slog.Logger
@@ -60,6 +66,14 @@ func (o *Options) setDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+}
+
+// names that clients may give, the first of which is told.
+func (o *Options) names() []string {
+	if o.ServedName != "" {
+		return []string{o.ServedName}
+	}
+	return []string{o.Model}
 }
 
 var errOptions = errors.New("simengine: bad option")

@@ -2,6 +2,7 @@ package simengine
 
 import (
 	"context"
+	"encoding/json"
 
 	"github.com/lmcache-go/lmcache-go/connector"
 )
@@ -19,6 +20,8 @@ type request struct {
 	loaded int      // tokens that the load under way brings
 	kind   connector.Kind
 	answer []uint32
+	cached int // of the prompt, not computed
+	params map[string]json.RawMessage
 	err    error
 	over   chan struct{}
 	// of a request that ended: what its blocks still wait for
@@ -27,7 +30,7 @@ type request struct {
 
 func newRequest(ctx context.Context, c Completion, each func(uint32)) *request {
 	r := &request{
-		Request: connector.Request{ID: c.ID, Tokens: append([]uint32(nil), c.Tokens...), PromptTokens: len(c.Tokens), Salt: c.Salt},
+		Request: connector.Request{ID: c.ID, Tokens: append([]uint32(nil), c.Tokens...), PromptTokens: len(c.Tokens), Salt: c.Salt, Params: c.Params},
 		ctx:     ctx, max: c.MaxTokens, each: each, blocks: [][]int64{nil}, over: make(chan struct{}),
 	}
 	r.advance()

@@ -2,10 +2,13 @@ package simengine
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/connector"
+	"github.com/lmcache-go/lmcache-go/connector/multi"
 )
 
 // step is one turn: what ended, what runs next, the forward pass, the answers.
@@ -24,22 +27,20 @@ func (e *Engine) step() bool {
 	if len(s.Scheduled) == 0 && !begun {
 		e.unblock()
 	}
-	var m connector.Meta
+	var meta any
 	if e.sched != nil {
-		m = e.sched.BuildMeta(&s)
-		if m.Flush {
-			if err := e.worker.Flush(context.Background()); err != nil {
-				e.opts.Logger.Warn("stores did not end before their blocks are reused", "err", err)
-			}
+		meta = e.sched.BuildMeta(&s)
+		if err := e.worker.Prepare(context.Background(), meta); err != nil {
+			e.opts.Logger.Warn("stores did not end before their blocks are reused", "err", err)
 		}
-		e.worker.Load(m.Loads)
+		e.worker.Load(meta)
 	}
 	e.forward(&s)
 	if e.sched != nil {
-		e.worker.Save(m.Stores)
+		e.worker.Save(meta)
 	}
 	e.sampleAll(&s)
-	return moved || begun || len(s.Scheduled) > 0 || len(m.Loads) > 0
+	return moved || begun || len(s.Scheduled) > 0
 }
 
 // progress takes what the worker has done.
@@ -53,6 +54,10 @@ func (e *Engine) progress() bool {
 	for _, id := range p.BadBlocks {
 		bad[id] = true
 	}
+	failed := make(map[string]bool, len(p.Failed))
+	for _, id := range p.Failed {
+		failed[id] = true
+	}
 	for _, id := range p.Received {
 		if r := e.closing[id]; r != nil {
 			r.unloaded = false
@@ -61,7 +66,7 @@ func (e *Engine) progress() bool {
 		}
 		if r := e.loading[id]; r != nil {
 			delete(e.loading, id)
-			e.loadEnded(r, slices.ContainsFunc(r.blocks[0], func(b int64) bool { return bad[b] }))
+			e.loadEnded(r, failed[id] || slices.ContainsFunc(r.blocks[0], func(b int64) bool { return bad[b] }))
 		}
 	}
 	for _, id := range p.Sent {
@@ -77,7 +82,7 @@ func (e *Engine) progress() bool {
 func (e *Engine) loadEnded(r *request, failed bool) {
 	if !failed {
 		e.stats.loads.Add(1)
-		r.ComputedTokens = r.loaded
+		r.ComputedTokens = min(r.loaded, len(r.Tokens)-1) // the last token is computed for its answer
 		e.remember(r)
 		e.waiting = slices.Insert(e.waiting, 0, r)
 		return
@@ -85,7 +90,7 @@ func (e *Engine) loadEnded(r *request, failed bool) {
 	e.stats.failedLoads.Add(1)
 	if e.policy == connector.PolicyFail {
 		e.stats.failed.Add(1)
-		e.finish(r, ErrLoadFailed)
+		e.finish(r, multi.Failed, ErrLoadFailed)
 		return
 	}
 	e.release(r)
@@ -109,18 +114,32 @@ func (e *Engine) maybeFree(r *request) {
 }
 
 // finish ends a request.
-func (e *Engine) finish(r *request, err error) {
+func (e *Engine) finish(r *request, why multi.Reason, err error) {
 	if e.sched == nil {
 		e.pool.release(r.blocks[0])
-	} else {
-		r.unsent = e.sched.Finish(&r.Request).KeepBlocks
-		e.closing[r.ID] = r
-		if r.unsent {
-			e.ended = append(e.ended, r.ID)
-		}
-		e.maybeFree(r)
+		r.end(err)
+		return
 	}
+	f, ferr := e.sched.Finish(&r.Request, multi.Ending{Reason: why, Blocks: r.blocks})
+	if ferr != nil {
+		e.opts.Logger.Error("a request's kv_transfer_params are lost", "request_id", r.ID, "err", ferr)
+	}
+	r.unsent, r.params = f.KeepBlocks, f.Params
+	if remotePrefill(r.params) {
+		r.params["remote_prefill_cached_tokens"] = json.RawMessage(strconv.Itoa(r.cached))
+	}
+	e.closing[r.ID] = r
+	if r.unsent {
+		e.ended = append(e.ended, r.ID)
+	}
+	e.maybeFree(r)
 	r.end(err)
+}
+
+// remotePrefill says whether params hand a prompt to a decoder. vLLM's
+// scheduler adds to those what the prefiller had cached.
+func remotePrefill(params map[string]json.RawMessage) bool {
+	return string(params["do_remote_prefill"]) == "true"
 }
 
 // dropAborted ends requests whose callers have gone.
@@ -129,7 +148,7 @@ func (e *Engine) dropAborted() {
 	drop := func(r *request) bool {
 		if gone(r) {
 			e.stats.aborted.Add(1)
-			e.finish(r, r.ctx.Err())
+			e.finish(r, multi.Aborted, r.ctx.Err())
 			return true
 		}
 		return false
@@ -141,7 +160,7 @@ func (e *Engine) dropAborted() {
 			delete(e.loading, id)
 			r.unloaded = true // its blocks are being written
 			e.stats.aborted.Add(1)
-			e.finish(r, r.ctx.Err())
+			e.finish(r, multi.Aborted, r.ctx.Err())
 		}
 	}
 }
@@ -252,8 +271,7 @@ func (e *Engine) admit(r *request, s *connector.Step, budget *int) (admitted, fu
 	want := computed + external + n
 	if external > 0 {
 		// The last token of a full hit is loaded too, and computed again.
-		chunk := e.sched.ChunkSize()
-		want = min(len(r.Tokens), (computed+external+chunk-1)/chunk*chunk)
+		want = min(len(r.Tokens), (computed+external+e.chunk-1)/e.chunk*e.chunk)
 	}
 	if _, ok := e.grow(r, want); !ok {
 		if r.ComputedTokens == 0 {
@@ -268,6 +286,9 @@ func (e *Engine) admit(r *request, s *connector.Step, budget *int) (admitted, fu
 		e.stats.local.Add(int64(computed))
 		e.stats.external.Add(int64(external))
 		r.filled = computed / e.opts.BlockTokens
+		if len(r.answer) == 0 {
+			r.cached = min(computed+external, r.PromptTokens)
+		}
 	}
 	if external > 0 {
 		r.loaded = computed + external
@@ -338,7 +359,7 @@ func (e *Engine) sampleAll(s *connector.Step) {
 			r.each(t)
 		}
 		if len(r.answer) == r.max {
-			e.finish(r, nil)
+			e.finish(r, multi.LengthCapped, nil)
 			return true
 		}
 		r.Tokens = append(r.Tokens, t)
