@@ -28,7 +28,9 @@ type testGPUs struct {
 	failOpen error
 	failPin  error
 	hang     chan struct{} // opening memory waits for it
-	closed   bool
+	// breakSubmit makes the next Submit fail in the middle.
+	breakSubmit bool
+	closed      bool
 }
 
 func newTestGPUs(t *testing.T) *testGPUs {
@@ -54,6 +56,12 @@ func (g *testGPUs) hangOn(c chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.hang = c
+}
+
+func (g *testGPUs) breakNext() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.breakSubmit = true
 }
 
 func (g *testGPUs) openDevices() int {
@@ -146,12 +154,27 @@ func (d *testGPU) Open(key string, sizeBytes int64) (device.Memory, error) {
 // off changes nothing.
 func (d *testGPU) NewStream(label string) (device.Stream, error) {
 	st, err := d.Fake.NewStream(label)
-	return hardStream{st}, err
+	return hardStream{st, d.g}, err
 }
 
-type hardStream struct{ device.Stream }
+type hardStream struct {
+	device.Stream
+	g *testGPUs
+}
 
 func (hardStream) Cancel(*device.Job) {}
+
+// Submit fails in the middle where the test says so: what was queued runs.
+func (s hardStream) Submit(j *device.Job) ([]byte, error) {
+	event, err := s.Stream.Submit(j)
+	s.g.mu.Lock()
+	defer s.g.mu.Unlock()
+	if err == nil && s.g.breakSubmit {
+		s.g.breakSubmit = false
+		return nil, fmt.Errorf("%w: as told", device.ErrBegun)
+	}
+	return event, err
+}
 
 func (d *testGPU) Close() error {
 	err := d.Fake.Close()

@@ -76,6 +76,24 @@ func TestGPURefusalsKeepTheOrder(t *testing.T) {
 	e.end("d")
 }
 
+// A transfer that failed in the middle is refused when what was queued of it
+// cannot touch the engine's blocks any more, not before.
+func TestGPUTransferThatBreaks(t *testing.T) {
+	s, g := gpuServer(t, nil)
+	e := onGPU(t, s, g, gpu0, 1, false)
+	e.registerKV()
+	tokens, ids := prompt(1, testChunk), e.ids(4, 1)
+	fire := g.device(gpu0).AddEvent("forward")
+	g.breakNext()
+	uid := e.sendStore(e.keyOf("a", tokens), ids, "forward")
+	e.silent(50 * time.Millisecond)
+	fire()
+	event, ok := e.answer(uid)
+	require.False(t, ok)
+	require.Empty(t, event)
+	idle(t, s)
+}
+
 // Two engines of one model with other orders of heads and tokens read each
 // other's objects.
 func TestGPUEnginesOfTwoLayouts(t *testing.T) {
