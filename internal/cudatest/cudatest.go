@@ -38,14 +38,11 @@ func Main(m *testing.M, run func(m *testing.M)) {
 	run(m)
 }
 
-// load is the exporter's driver.
-func load() (*cuda.Driver, error) { return cuda.Load(cuda.LoadOptions{}) }
-
-// Driver is the real one; without a GPU the test is skipped.
-func Driver(t testing.TB) *cuda.Driver {
+// realDriver is what it says; without a GPU the test is skipped.
+func realDriver(t testing.TB) *cuda.Driver {
 	t.Helper()
 	NeedGPU(t)
-	d, err := load()
+	d, err := cuda.Load(cuda.LoadOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -114,11 +114,12 @@ func (s *cudaStream) enqueue(j *cudaJob, after cuda.Signal) ([]byte, error) {
 		return nil, s.failed(j, r.Done, after, err)
 	}
 	j.event = r.Done
-	s.push(j)
-	if j.receipt.Answer.Kind == cuda.SignalNone {
+	answer := j.receipt.Answer
+	s.push(j) // from here on j may have ended
+	if answer.Kind == cuda.SignalNone {
 		return nil, nil
 	}
-	return j.receipt.Answer.AppendTo(make([]byte, 0, 81)), nil
+	return answer.AppendTo(make([]byte, 0, 81)), nil
 }
 
 // room says whether one more job may come.
@@ -339,18 +340,16 @@ func (s *cudaStream) finish(j *cudaJob, err error) {
 		j.unbounce()
 	}
 	d.count(j, err)
-	// The queue is shorter and the memory let go before Done, which may
-	// submit, or release what it hears of.
+	s.drop(j) // whoever hears Done may free what it lies in
+	job.Done(err)
+	d.mu.Lock()
+	d.stats.Pending--
+	d.mu.Unlock()
 	s.mu.Lock()
 	copy(s.queue, s.queue[1:])
 	s.queue[len(s.queue)-1] = nil
 	s.queue = s.queue[:len(s.queue)-1]
 	s.mu.Unlock()
-	s.drop(j)
-	job.Done(err)
-	d.mu.Lock()
-	d.stats.Pending--
-	d.mu.Unlock()
 }
 
 // Cancel does nothing: the job is in the hands of the hardware.

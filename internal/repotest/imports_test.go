@@ -31,9 +31,10 @@ var edges = map[string][]string{
 	"cuda":                 {"csrc", "internal"},
 	"nixl":                 {"internal"},
 
-	"connector":       {"mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "cuda", "internal"},
-	"connector/pd":    {"connector", "nixl", "cuda", "internal"},
-	"connector/multi": {"connector", "connector/pd"},
+	"connector":                {"mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "cuda", "internal"},
+	"connector/pd":             {"connector", "nixl", "cuda", "internal"},
+	"connector/multi":          {"connector"},
+	"connector/multi/nixlpull": {"connector", "connector/multi", "connector/pd"},
 
 	"bench":       {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "l1cache", "internal"},
 	"conformance": {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
@@ -45,7 +46,7 @@ var internalEdges = map[string][]string{
 	"internal/cudatest":  {"cuda", "internal"},
 	"internal/device":    {"cuda", "csrc", "internal"},
 	"internal/demo":      {"nixl", "internal", "internal/simengine"},
-	"internal/simengine": {"connector", "connector/pd", "connector/multi", "nixl", "mpserver/wire", "internal"},
+	"internal/simengine": {"connector", "connector/pd", "connector/multi", "connector/multi/nixlpull", "nixl", "mpserver/wire", "internal"},
 }
 
 // testEdges may be imported by test files beyond the row of their package.
