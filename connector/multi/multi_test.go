@@ -159,8 +159,25 @@ func TestBlocksAreFreeWhenAllWhoKeepThemSaySo(t *testing.T) {
 		a.progress.Sent = []string{"r"}
 		require.Equal(t, []string{"r"}, w.Poll(nil).Sent)
 		require.Empty(t, w.holds)
+		require.Empty(t, w.early)
 		require.Empty(t, w.finished)
 	}
+}
+
+// A decoder may read the blocks before the step that tells the worker who keeps
+// them.
+func TestLettingGoBeforeTheMeta(t *testing.T) {
+	a, b := &fake{finished: Finished{KeepBlocks: true}}, &fake{finished: Finished{KeepBlocks: true}}
+	m, w := compose(t, a, b)
+	_, err := m.Finish(&connector.Request{ID: "r"}, Ending{})
+	require.NoError(t, err)
+	a.progress.Sent = []string{"r"}
+	require.Empty(t, w.Poll([]string{"r"}).Sent)
+	require.NoError(t, w.Prepare(t.Context(), m.BuildMeta(&connector.Step{})))
+	require.Empty(t, w.Poll(nil).Sent)
+	b.progress.Sent = []string{"r"}
+	require.Equal(t, []string{"r"}, w.Poll(nil).Sent)
+	require.Empty(t, w.early)
 }
 
 func TestFinishMergesParams(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 type Workers struct {
 	children []Child[Worker]
 	holds    map[string]uint64 // who still keeps a request's blocks
+	early    map[string]uint64 // who let go before their Meta came
 	finished []string          // told to Poll before their Meta came
 	ask      [][]string        // scratch: what each child is asked
 }
@@ -21,7 +22,7 @@ func NewWorker(children ...Child[Worker]) (*Workers, error) {
 	if len(children) == 0 || len(children) > maxChildren {
 		return nil, fmt.Errorf("%w: %d, between 1 and %d are possible", ErrChildren, len(children), maxChildren)
 	}
-	return &Workers{children: children, holds: make(map[string]uint64), ask: make([][]string, len(children))}, nil
+	return &Workers{children: children, holds: make(map[string]uint64), early: make(map[string]uint64), ask: make([][]string, len(children))}, nil
 }
 
 // each calls f for every child with its part of meta.
@@ -82,10 +83,18 @@ func (w *Workers) Poll(finished []string) connector.Progress {
 	}
 	w.finished = later
 	var out connector.Progress
+	for id, set := range w.early {
+		if _, known := w.holds[id]; known {
+			delete(w.early, id)
+			if w.sent(id, set) {
+				out.Sent = append(out.Sent, id)
+			}
+		}
+	}
 	for i, c := range w.children {
 		p := c.Conn.Poll(w.ask[i])
 		for _, id := range p.Sent {
-			if w.sent(id, i) {
+			if w.sent(id, 1<<i) {
 				out.Sent = append(out.Sent, id)
 			}
 		}
@@ -96,14 +105,19 @@ func (w *Workers) Poll(finished []string) connector.Progress {
 	return out
 }
 
-// sent counts a child's word, and says whether it was the last one. What a
-// child says of a request that it does not keep means nothing.
-func (w *Workers) sent(id string, child int) bool {
+// sent counts the word of a set of children, and says whether it was the last
+// one. What a child says of a request that it does not keep means nothing; a
+// peer may have read the blocks before the Meta came that says who keeps them.
+func (w *Workers) sent(id string, who uint64) bool {
 	set, ok := w.holds[id]
-	if !ok || set&(1<<child) == 0 {
+	if !ok {
+		w.early[id] |= who
 		return false
 	}
-	if set &^= 1 << child; set != 0 {
+	if set&who == 0 {
+		return false
+	}
+	if set &^= who; set != 0 {
 		w.holds[id] = set
 		return false
 	}
