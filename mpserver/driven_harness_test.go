@@ -219,7 +219,7 @@ func (e *engine) registration() [][]byte {
 				Source:   &wire.CPUShm{Name: e.key, SizeBytes: int64(len(e.mem))},
 				Metadata: wire.TensorMetadata{DType: d, Shape: shape, Stride: stride, StorageOffset: off, DeviceUUID: "cpu"},
 			}
-			if e.gpus != nil {
+			if e.uuid != "" {
 				w.Source = &wire.CUDAStorage{Handle: e.handle, SizeBytes: int64(len(e.mem))}
 				w.Metadata.DeviceUUID = e.uuid
 			}

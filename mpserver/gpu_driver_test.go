@@ -1,0 +1,172 @@
+//go:build linux && cgo
+
+package mpserver
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/lmcache-go/lmcache-go/cuda"
+	"github.com/lmcache-go/lmcache-go/internal/fakecuda"
+	"github.com/lmcache-go/lmcache-go/internal/testutil"
+	"github.com/lmcache-go/lmcache-go/mpserver/wire"
+)
+
+// driverServer runs a server on a driver without a GPU.
+func driverServer(t *testing.T, change func(*Options)) (*Server, *fakecuda.Fake, *cuda.Driver) {
+	t.Helper()
+	f := fakecuda.New(fakecuda.Options{Devices: 2})
+	t.Cleanup(f.Close)
+	drv, err := cuda.Load(cuda.LoadOptions{Symbol: f.Symbol})
+	require.NoError(t, err)
+	s := startServer(t, func(o *Options) {
+		o.gpuDriver = func() (gpuDriver, error) { return cudaDriver{drv}, nil }
+		if change != nil {
+			change(o)
+		}
+	})
+	return s, f, drv
+}
+
+// exporter makes a worker whose memory a process of that pid has exported.
+func exporter(t *testing.T, s *Server, f *fakecuda.Fake, drv *cuda.Driver, gpu, pid int, id int64, hnd bool) *engine {
+	t.Helper()
+	e := &engine{peer: connect(t, s), tb: t, s: s, id: id, hnd: hnd, blockSlots: 4, blocks: 64, groups: oneGroup, world: 1}
+	size := 0
+	for _, g := range e.groups {
+		size += g.layers * e.blocks * e.blockSlots * g.rowBytes()
+	}
+	handle, mem := f.Export(pid, int64(size))
+	e.mem, e.uuid, e.handle = mem, drv.Devices()[gpu].UUID, append([]byte{3, 'c'}, handle[:]...)
+	return e
+}
+
+// nothingLeft waits until the driver has given everything back.
+func nothingLeft(t *testing.T, f *fakecuda.Fake) {
+	t.Helper()
+	testutil.Eventually(t, "the driver has nothing of ours", func() bool {
+		l := f.Live()
+		return l.Contexts+l.Streams+l.Mappings+l.Registrations+l.HostAllocations == 0
+	})
+}
+
+// Through the driver's own calls: events of the client's process in, events of
+// ours out, bytes where they belong, and nothing left.
+func TestDriverRoundTrip(t *testing.T) {
+	s, f, drv := driverServer(t, nil)
+	a, b := exporter(t, s, f, drv, 0, 101, 1, false), exporter(t, s, f, drv, 1, 102, 2, true)
+	a.registerKV()
+	b.registerKV()
+	tokens := prompt(1, 2*testChunk)
+	ids := a.ids(4, 2)
+	a.write(tokens[0], ids, 0, 2*testChunk)
+	event, fire := f.ExportEvent(101)
+	answer, ok := a.answer(a.sendStore(a.keyOf("a", tokens), ids, string(event[:])))
+	require.True(t, ok)
+	require.Len(t, answer, 64)
+	require.False(t, f.Fired([64]byte([]byte(answer))), "the engine is not there yet")
+	fire()
+	testutil.Eventually(t, "the client sees our event", func() bool { return f.Fired([64]byte([]byte(answer))) })
+	require.Equal(t, 2, b.lookup(b.keyOf("b", tokens)), "another engine, of another layout and GPU")
+	b.wipe()
+	event, fire = f.ExportEvent(102)
+	fire()
+	at := b.ids(32, 2)
+	answer, ok = b.answer(b.sendRetrieve(b.keyOf("b", tokens), at, 0, string(event[:])))
+	require.True(t, ok)
+	testutil.Eventually(t, "the client sees our event", func() bool { return f.Fired([64]byte([]byte(answer))) })
+	b.requireKV(tokens[0], at, 0, 2*testChunk)
+	b.end("b")
+	got := s.Status().Go
+	require.Len(t, got.GPUs, 2)
+	require.Equal(t, "cuda:0", got.GPUs[0].Device)
+	for _, e := range []*engine{a, b} {
+		e.none(wire.OpUnregisterKVCache, intFrame(e.id))
+	}
+	nothingLeft(t, f)
+}
+
+// Whatever call of the driver fails: every request is answered, nothing is
+// left of it, and the same worker is served afterwards.
+func TestDriverCallsThatFail(t *testing.T) {
+	s, f, drv := driverServer(t, func(o *Options) { o.PendingLookupTimeout = 50 * time.Millisecond })
+	e := exporter(t, s, f, drv, 0, 101, 1, false)
+	seq := uint32(0)
+	// life is all that a worker does; it says how far it came.
+	life := func() (registered, stored, loaded bool) {
+		seq++
+		tokens, ids := prompt(uint64(seq), testChunk), e.ids(4, 1)
+		fired := func() string {
+			event, fire := f.ExportEvent(101)
+			fire()
+			return string(event[:])
+		}
+		_, refused := e.call(wire.OpRegisterKVCache, e.registration()...)
+		if refused {
+			return false, false, false
+		}
+		id := fmt.Sprint("life ", seq)
+		_, stored = e.answer(e.sendStore(e.keyOf(id, tokens), ids, fired()))
+		if e.lookup(e.keyOf(id, tokens)) == 1 {
+			_, loaded = e.answer(e.sendRetrieve(e.keyOf(id, tokens), ids, 0, fired()))
+		}
+		e.end(id)
+		e.none(wire.OpUnregisterKVCache, intFrame(e.id))
+		return true, stored, loaded
+	}
+	registered, stored, loaded := life()
+	require.True(t, registered && stored && loaded)
+	nothingLeft(t, f)
+	for _, call := range []string{
+		"cuDevicePrimaryCtxRetain", "cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2", "cuIpcOpenMemHandle_v2", "cuMemGetAddressRange_v2",
+		"cuStreamCreate", "cuEventCreate", "cuIpcOpenEventHandle", "cuStreamWaitEvent", "cuMemcpyBatchAsync_v2", "cuMemcpyAsync", "cuMemcpy2DAsync_v2",
+		"cuEventRecord", "cuIpcGetEventHandle", "cuEventSynchronize",
+	} {
+		for nth := 1; ; nth++ {
+			before := f.Calls(call)
+			f.Fail(call, nth, int(cuda.OutOfMemory))
+			registered, stored, loaded := life()
+			hit := f.Calls(call)-before >= nth
+			f.Fail("", 0, 0)
+			if !hit {
+				require.True(t, registered && stored && loaded, "%s: nothing failed", call)
+				break
+			}
+			nothingLeft(t, f)
+			st := s.cache.Stats()
+			require.Zero(t, st.Reserved+st.Filling+st.TransferObjects, "after call %d of %s", nth, call)
+		}
+	}
+}
+
+// A worker that dies before its event fires keeps what its streams hold; all
+// others go on.
+func TestDriverWorkerThatDies(t *testing.T) {
+	s, f, drv := driverServer(t, func(o *Options) {
+		o.ConnectionGrace, o.retireLimit, o.DrainTimeout = 50*time.Millisecond, 50*time.Millisecond, 300*time.Millisecond
+	})
+	dead, other := exporter(t, s, f, drv, 0, 101, 1, false), exporter(t, s, f, drv, 0, 102, 2, false)
+	dead.registerKV()
+	other.registerKV()
+	event, fire := f.ExportEvent(101)
+	ids := other.ids(4, 1)
+	_, ok := dead.answer(dead.sendStore(dead.keyOf("a", prompt(1, testChunk)), ids, string(event[:])))
+	require.True(t, ok)
+	dead.close()
+	testutil.Eventually(t, "the dead one is dropped", func() bool { return s.instances.copied(1) == nil })
+	tokens := prompt(2, testChunk)
+	other.write(tokens[0], ids, 0, testChunk)
+	theirs, go2 := f.ExportEvent(102)
+	go2()
+	_, ok = other.answer(other.sendStore(other.keyOf("b", tokens), ids, string(theirs[:])))
+	require.True(t, ok)
+	require.Equal(t, 1, other.lookup(other.keyOf("b", tokens)))
+	other.end("b")
+	fire()
+	testutil.Eventually(t, "its mapping is closed", func() bool { return f.Live().Mappings == 1 })
+	other.none(wire.OpUnregisterKVCache, intFrame(other.id))
+	nothingLeft(t, f)
+}
