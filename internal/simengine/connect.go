@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 
 	"github.com/lmcache-go/lmcache-go/connector"
 	"github.com/lmcache-go/lmcache-go/connector/multi"
+	"github.com/lmcache-go/lmcache-go/connector/pd"
+	"github.com/lmcache-go/lmcache-go/nixl"
 )
 
 // links are the connectors of an engine and what is asked of them by name.
@@ -19,6 +21,10 @@ type links struct {
 	mp       *connector.Scheduler // nil without LMCache
 	mpWorker *connector.Worker
 	chunk    int // tokens that a load is rounded to; at least 1
+
+	pd         *pd.Peer // nil without NIXL
+	nixlMu     sync.Mutex
+	nixlTotals nixlTotals // guarded by nixlMu
 }
 
 // connect builds the connectors that the transfer config names, in its order.
@@ -69,18 +75,11 @@ func (e *Engine) child(ctx context.Context, t *connector.TransferConfig) (multi.
 	switch t.Connector {
 	case connector.MPConnector:
 		return e.lmcache(ctx, t)
-	case connector.NixlConnector, "NixlPullConnector":
+	case connector.NixlConnector, nixlPull:
 		return e.nixl(ctx, t)
 	}
 	return nil, nil, fmt.Errorf("%w: kv_connector %q is not simulated: use %s, %s or %s",
 		errOptions, t.Connector, connector.MPConnector, connector.NixlConnector, connector.MultiConnector)
-}
-
-// usesNixl says whether pages must have the form that NIXL transfers.
-func usesNixl(t *connector.TransferConfig) bool {
-	return t != nil && slices.ContainsFunc(append([]*connector.TransferConfig{t}, t.Children...), func(c *connector.TransferConfig) bool {
-		return c.Connector == connector.NixlConnector || c.Connector == "NixlPullConnector"
-	})
 }
 
 func (e *Engine) lmcache(ctx context.Context, t *connector.TransferConfig) (multi.Scheduler, multi.Worker, error) {
@@ -103,14 +102,18 @@ func (e *Engine) lmcache(ctx context.Context, t *connector.TransferConfig) (mult
 	return multi.MP(s), multi.MPWorker(w), nil
 }
 
-// disconnect closes the connectors and the memory.
+// disconnect closes the connectors and the memory. Memory that NIXL still
+// touches is left to the end of the process.
 func (e *Engine) disconnect() error {
-	var errs []error
+	var err error
 	if e.sched != nil {
-		errs = append(errs, e.sched.Close())
+		err = e.sched.Close()
 	}
 	if e.worker != nil {
-		errs = append(errs, e.worker.Close(context.Background()))
+		err = errors.Join(err, e.worker.Close(context.Background()))
 	}
-	return errors.Join(append(errs, e.mem.Close())...)
+	if errors.Is(err, nixl.ErrBusy) {
+		return err
+	}
+	return errors.Join(err, e.mem.Close())
 }

@@ -56,6 +56,7 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	f.DurationVar(&s.o.TokenCost, "token-cost", 100*time.Microsecond, "time that a computed token takes")
 	f.StringVar(&s.o.ServedName, "served-model-name", "", "name that clients give; default: MODEL")
 	f.BoolVar(&s.o.PromptTokensDetails, "enable-prompt-tokens-details", false, "tell cached tokens in usage")
+	f.BoolVar(&s.o.NixlDirect, "nixl-direct", false, "with a peer of this kind on the same host, copy around NIXL")
 	transfer := f.String("kv-transfer-config", "", "JSON as vLLM takes it")
 	if len(args) > 0 && args[0] == "serve" {
 		args = args[1:]

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/connector"
+	"github.com/lmcache-go/lmcache-go/nixl"
 )
 
 // Options configures an [Engine]. The zero value of a field means its default.
@@ -33,6 +34,10 @@ type Options struct {
 	TokenCost time.Duration
 	// Connector is the transfer config; nil computes everything here.
 	Connector *connector.TransferConfig
+	// NixlDirect lets two engines of this kind on one host copy around NIXL.
+	NixlDirect bool
+	// Library is NIXL. Default: what nixl.Load finds.
+	Library *nixl.Library
 	// PromptTokensDetails tells cached tokens in the usage of an answer.
 	PromptTokensDetails bool
 	// Getenv reads the environment: the mode of transfers where the config
