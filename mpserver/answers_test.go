@@ -199,7 +199,7 @@ func TestFullLaneIsAnswered(t *testing.T) {
 // only after the client has acknowledged it.
 func TestSubscriptionWithoutAStream(t *testing.T) {
 	for _, control := range []string{"ack", "cancel"} {
-		p := connect(t, startServer(t, nil))
+		p := connect(t, startServer(t, func(o *Options) { o.KVEventLogSize = -1 }))
 		op := strFrame("subscribe_kv_events")
 		uid := p.send(op, intFrame(1), strFrame("m"), intFrame(0), intFrame(10))
 		frames := p.recv()

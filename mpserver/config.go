@@ -175,7 +175,7 @@ func (f surface) mpConfig() node {
 		{"session_ttl_seconds", o.SessionTTL.Seconds()},
 		{"worker_registration_grace_seconds", o.WorkerRegistrationGrace.Seconds()},
 		{"enable", []string{}},
-		{"kv_event_log_size", 0},
+		{"kv_event_log_size", max(0, o.KVEventLogSize)},
 		{"null_block_id", o.NullBlockID},
 		{"server_modules", []string{}},
 	}

@@ -15,10 +15,10 @@ func handleGetChunkSize(s *Server, _ context.Context, _ *request) reply {
 	return value(wire.AppendInt(nil, int64(s.opt.ChunkSize)))
 }
 
-// handleGetExperimental lists no capability: without "kv_event_stream" a
-// client never subscribes.
-func handleGetExperimental(*Server, context.Context, *request) reply {
-	return value(wire.AppendStrings(nil, nil))
+// handleGetExperimental lists what a client may use beside the operations:
+// without "kv_event_stream" it never subscribes.
+func handleGetExperimental(s *Server, _ context.Context, _ *request) reply {
+	return value(wire.AppendStrings(nil, s.events.capabilities()))
 }
 
 // handlePing answers True, but False once to a worker that is not registered

@@ -1,70 +1,316 @@
 package mpserver
 
 import (
-	"context"
+	"encoding/binary"
+	"math"
+	"sync"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
+	"github.com/lmcache-go/lmcache-go/l1cache"
+	"github.com/lmcache-go/lmcache-go/mpserver/hash"
+	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
-// stream is a disabled subscription that has not been ended: the end frame must
-// wait for the client's "ack" or "cancel", or the client loses the batch and
-// subscribes again without a pause.
-type stream struct {
-	op []byte
+const (
+	// DefaultKVEventLogSize is the reference's (lmcache 0.5.6,
+	// v1/multiprocess/config.py).
+	DefaultKVEventLogSize = 32768
+	// boundChunks is how many chunks' tokens are kept for their publication,
+	// which comes with the end of the copy.
+	boundChunks = 8192
+)
+
+// kvEvents is the log of stored and removed chunks: routers learn from it, by
+// way of a worker of each engine, what this server holds. Readers lag by
+// cursor, so a slow one delays nobody and loses the oldest records; they hear
+// that they did.
+type kvEvents struct {
+	incarnation int64 // start of the server, ns
+	size        int   // of the log; 0: no stream
+	chunk       int   // tokens in a chunk
+	send        func(*client, *outgoing)
+	// wake has room for one: somebody may have something to read.
+	wake chan struct{}
+
+	mu      sync.Mutex
+	log     []wire.KVEventRecord // guarded by mu: a ring of at most size records
+	oldest  int                  // guarded by mu: index of the first record of log
+	last    int64                // guarded by mu: seq of the newest record
+	bound   *simplelru.LRU[hash.Digest, tokenBinding]
+	unbound int64                    // guarded by mu: published chunks whose tokens are not known
+	lost    int64                    // guarded by mu: batches that said that records were lost
+	subs    map[int64]*kvSubscriber  // guarded by mu: by instance
+	gone    []wire.KVEventRecord     // guarded by mu: scratch of record
+	seen    map[hash.Digest]struct{} // guarded by mu: scratch of record
 }
 
-// maxStreams bounds the open subscriptions of one client.
-const maxStreams = 64
-
-// handleSubscribeKVEvents answers one batch that says "disabled": the client
-// gives the stream up for good and reports its own stores.
-func handleSubscribeKVEvents(s *Server, _ context.Context, r *request) reply {
-	return s.failed(r, "")
+// tokenBinding is what is told of a stored chunk beside its hash.
+type tokenBinding struct {
+	parent []byte // nil for a first chunk
+	tokens []uint32
 }
 
-func failSubscribe(s *Server, r *request) reply {
-	r.client.openStream(r.uid, r.opFrame)
-	return value(wire.AppendKVEventBatch(nil, &wire.KVEventBatch{Incarnation: s.start.UnixNano()}))
-}
-
-// openStream remembers a subscription. The newest win.
-func (c *client) openStream(uid, op []byte) {
-	c.streamMu.Lock()
-	defer c.streamMu.Unlock()
-	if c.streams == nil {
-		c.streams, _ = simplelru.NewLRU[string, stream](maxStreams, nil)
+// newKVEvents makes a log of size records; one of no size is switched off.
+func newKVEvents(size, chunk int, incarnation int64, send func(*client, *outgoing)) *kvEvents {
+	e := &kvEvents{
+		incarnation: incarnation, size: max(0, size), chunk: chunk, send: send, wake: make(chan struct{}, 1),
+		subs: make(map[int64]*kvSubscriber), seen: make(map[hash.Digest]struct{}),
 	}
-	c.streams.Add(string(uid), stream{op: append([]byte(nil), op...)})
+	e.bound, _ = simplelru.NewLRU[hash.Digest, tokenBinding](boundChunks, nil)
+	return e
 }
 
-// endStream forgets a subscription and returns its op frame.
-func (c *client) endStream(uid []byte) (op []byte, ok bool) {
-	c.streamMu.Lock()
-	defer c.streamMu.Unlock()
-	if c.streams == nil {
-		return nil, false
+func (e *kvEvents) enabled() bool { return e.size > 0 }
+
+// capabilities are what get_experimental lists.
+func (e *kvEvents) capabilities() []string {
+	if !e.enabled() {
+		return nil
 	}
-	st, ok := c.streams.Get(string(uid))
-	if ok {
-		c.streams.Remove(string(uid))
-	}
-	return st.op, ok
+	return []string{wire.KVEventCapability}
 }
 
-// streamControl takes [uid][""]["ack" | "cancel"], on the goroutine that reads from c.
-func (s *Server) streamControl(c *client, frames [][]byte) {
-	if len(frames) != 3 {
-		s.met.Dropped("stream_control")
+// bind remembers the tokens of chunks that t is about to store. The reference
+// knows those of server-driven stores of worker 0 only.
+func (e *kvEvents) bind(t *transfer, hashes []hash.Digest, slots []l1cache.Slot) {
+	if !e.enabled() || len(slots) == 0 || t.prompt == nil {
 		return
 	}
-	switch string(frames[2]) {
-	case "ack", "cancel":
-		if op, ok := c.endStream(frames[0]); ok {
-			s.send(c, &outgoing{uid: frames[0], op: op}, true)
+	all, body := t.prompt.Chunks(), t.Tokens
+	at, from := t.from, 0 // chunks: the one looked at, and the one that body begins with
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, sl := range slots {
+		h := hashes[sl.Chunk]
+		for at < t.to && all[at] != h {
+			at++
 		}
-	default:
-		s.met.Dropped("stream_control")
+		if at == t.to {
+			return // a chunk twice: the first binding stands
+		}
+		if _, ok := e.bound.Get(h); ok {
+			continue
+		}
+		skip, err := wire.SkipTokens(body, (at-from)*e.chunk)
+		if err != nil {
+			return
+		}
+		body, from = body[skip:], at
+		tokens, ok := decodeTokens(body, e.chunk)
+		if !ok {
+			return
+		}
+		b := tokenBinding{tokens: tokens}
+		if at > 0 {
+			b.parent = append([]byte(nil), all[at-1][:]...)
+		}
+		e.bound.Add(h, b)
 	}
+}
+
+// decodeTokens reads n msgpack integers of at most 32 bits.
+func decodeTokens(body []byte, n int) ([]uint32, bool) {
+	out := make([]uint32, n)
+	for i := range out {
+		if len(body) == 0 {
+			return nil, false
+		}
+		width, head := 0, body[0]
+		switch {
+		case head < 0x80:
+			out[i] = uint32(head)
+			body = body[1:]
+			continue
+		case head >= 0xcc && head <= 0xcf: // uint 8 to 64
+			width = 1 << (head - 0xcc)
+		case head >= 0xd0 && head <= 0xd3: // int 8 to 64
+			width = 1 << (head - 0xd0)
+		default:
+			return nil, false
+		}
+		if len(body) < 1+width {
+			return nil, false
+		}
+		var v uint64
+		for _, b := range body[1 : 1+width] {
+			v = v<<8 | uint64(b)
+		}
+		negative := head >= 0xd0 && body[1] >= 0x80
+		if negative || v > math.MaxUint32 {
+			return nil, false
+		}
+		out[i] = uint32(v)
+		body = body[1+width:]
+	}
+	return out, true
+}
+
+// record notes what happened to objects. It is called in the order of what
+// happened, but for two goroutines that change the same object at once.
+func (e *kvEvents) record(events []l1cache.ObjectEvent) {
+	if !e.enabled() {
+		return
+	}
+	e.mu.Lock()
+	before := e.last
+	for len(events) > 0 {
+		n := 0
+		for n < len(events) && events[n].Kind == l1cache.ObjectStored {
+			n++
+		}
+		if n > 0 {
+			e.flushGone()
+			// The store publishes the last chunk first; readers want each
+			// behind its parent.
+			for i := n - 1; i >= 0; i-- {
+				e.stored(&events[i])
+			}
+			events = events[n:]
+			continue
+		}
+		if events[0].Kind == l1cache.ObjectGone {
+			e.removed(&events[0])
+		}
+		events = events[1:]
+	}
+	e.flushGone()
+	news := e.last != before && len(e.subs) > 0
+	e.mu.Unlock()
+	if news {
+		e.nudge()
+	}
+}
+
+// stored appends the record of a chunk. e.mu is held.
+func (e *kvEvents) stored(ev *l1cache.ObjectEvent) {
+	if ev.Scope.Group != 0 {
+		return // another group of the same chunk
+	}
+	b, ok := e.bound.Peek(ev.Hash)
+	if !ok {
+		e.unbound++
+		return
+	}
+	e.append(wire.KVEventRecord{
+		Kind: wire.KVEventStored, Model: ev.Scope.Model, BlockHashes: [][]byte{append([]byte(nil), ev.Hash[:]...)},
+		ParentHash: b.parent, TokenIDs: b.tokens,
+	})
+}
+
+// removed collects the chunks that are gone, a record for each model. e.mu is held.
+func (e *kvEvents) removed(ev *l1cache.ObjectEvent) {
+	if _, twice := e.seen[ev.Hash]; twice && len(e.gone) == 1 {
+		return // another rank or group of the same chunk
+	}
+	e.seen[ev.Hash] = struct{}{}
+	h := append([]byte(nil), ev.Hash[:]...)
+	for i := range e.gone {
+		if r := &e.gone[i]; r.Model == ev.Scope.Model {
+			r.BlockHashes = append(r.BlockHashes, h)
+			return
+		}
+	}
+	e.gone = append(e.gone, wire.KVEventRecord{Kind: wire.KVEventRemoved, Model: ev.Scope.Model, BlockHashes: [][]byte{h}})
+}
+
+// flushGone appends what removed has collected. e.mu is held.
+func (e *kvEvents) flushGone() {
+	if len(e.gone) == 0 {
+		return
+	}
+	for _, r := range e.gone {
+		e.append(r)
+	}
+	clear(e.gone)
+	e.gone = e.gone[:0]
+	clear(e.seen)
+}
+
+// append adds a record; the oldest makes room. e.mu is held.
+func (e *kvEvents) append(r wire.KVEventRecord) {
+	e.last++
+	r.Seq, r.Medium = e.last, wire.KVMediumCPU
+	if len(e.log) < e.size {
+		e.log = append(e.log, r)
+		return
+	}
+	e.log[e.oldest] = r
+	e.oldest = (e.oldest + 1) % e.size
+}
+
+// read returns the batch behind a cursor: at most limit records of a model.
+// e.mu is held.
+func (e *kvEvents) read(model string, cursor int64, limit int) wire.KVEventBatch {
+	b := wire.KVEventBatch{Enabled: e.enabled(), Incarnation: e.incarnation}
+	if !e.enabled() {
+		return b
+	}
+	first := e.last - int64(len(e.log)) + 1
+	b.Lost = cursor+1 < first || cursor > e.last
+	b.NextCursor = min(cursor, e.last)
+	for seq := max(first, b.NextCursor+1); seq <= e.last; seq++ {
+		r := &e.log[(e.oldest+int(seq-first))%len(e.log)]
+		b.NextCursor = seq
+		if r.Model != model {
+			continue
+		}
+		if b.Events = append(b.Events, *r); len(b.Events) == limit {
+			break
+		}
+	}
+	return b
+}
+
+// nudge tells the deliverer that there may be something to do.
+func (e *kvEvents) nudge() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// status is what /status tells.
+func (e *kvEvents) status() httpapi.KVEvents {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forgetGone()
+	return httpapi.KVEvents{
+		Enabled: e.enabled(), Incarnation: e.incarnation, LogDepth: len(e.log), LogCapacity: e.size, NextSeq: e.last + 1,
+		LostMarkers: e.lost, UnboundStores: e.unbound, Subscribers: len(e.subs),
+	}
+}
+
+// kvObserver tells the log of every object, and the metrics of their sample.
+type kvObserver struct {
+	cacheObserver
+	events *kvEvents
+	rate   float64 // share of objects that the metrics follow
+}
+
+// Sampled implements [l1cache.Sampler].
+func (o kvObserver) Sampled(events []l1cache.ObjectEvent) {
+	o.events.record(events)
+	if o.rate <= 0 {
+		return
+	}
+	sample := events[:0]
+	for i := range events {
+		if float64(binary.LittleEndian.Uint32(events[i].Hash[:])) < o.rate*(1<<32) {
+			sample = append(sample, events[i])
+		}
+	}
+	if len(sample) > 0 {
+		o.cacheObserver.Sampled(sample)
+	}
+}
+
+// observer is what the store tells, and of which share of its objects.
+func (s *Server) observer() (o l1cache.Observer, rate float64) {
+	rate = s.opt.sampleRate()
+	if !s.events.enabled() {
+		return cacheObserver{s.met}, rate
+	}
+	return kvObserver{cacheObserver{s.met}, s.events, rate}, 1
 }

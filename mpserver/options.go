@@ -121,6 +121,10 @@ type Options struct {
 
 	// LookupHashLog is a log of lookups. Off by default.
 	LookupHashLog HashLogOptions
+	// KVEventLogSize is how many records of stored and removed chunks are kept
+	// for those that subscribe to them; the tokens of a chunk take 4 bytes each.
+	// Default [DefaultKVEventLogSize]; a negative size switches the stream off.
+	KVEventLogSize int
 	// MetricsSampleRate is the share of objects, above 0 and at most 1, that the
 	// lifetime histograms of GET /metrics follow. Default 0.01.
 	MetricsSampleRate float64
@@ -211,6 +215,7 @@ func (o *Options) setDefaults() {
 	def(&o.SessionTTL, 600*time.Second)
 	def(&o.PendingLookupTimeout, time.Second)
 	def(&o.SessionGrace, 30*time.Second)
+	def(&o.KVEventLogSize, DefaultKVEventLogSize)
 	if o.gpuDriver == nil {
 		o.gpuDriver = loadGPUDriver
 	}

@@ -41,7 +41,7 @@ func (s *Server) Status() httpapi.Status {
 	out.HashAlgorithm = s.opt.HashAlgorithm
 	out.ActiveSessions, out.ActivePrefetchJobs = s.sessions.counts()
 	out.ActiveP2PLookupJobs = s.peers.len()
-	out.KVEvents.Incarnation = s.start.UnixNano()
+	out.KVEvents = s.events.status()
 	out.WorkerLiveness = httpapi.WorkerLiveness{
 		Enabled:                  s.opt.WorkerReapTimeout > 0,
 		ReapTimeoutSeconds:       httpapi.Float(max(0, s.opt.WorkerReapTimeout.Seconds())),
@@ -163,7 +163,8 @@ func (s *Server) gauges() metrics.Gauges {
 		L1StagingBytes: st.ReservedBytes + st.FillingBytes, L1QuarantinedBytes: st.QuarantinedBytes + st.OrphanedBytes,
 		L1Objects: st.Resident, L1LeasedObjects: st.Leased, EvictionTurns: st.Turns, EvictionTurnsTriggered: st.TurnsTriggered,
 		ActivePrefetchJobs: int64(jobs), ActiveP2PLookupJobs: int64(s.peers.len()),
-		Sessions: int64(active), Instances: int64(n), QueuedRequests: int64(s.clients.queued()),
+		KVEventLogDepth: int64(s.events.status().LogDepth),
+		Sessions:        int64(active), Instances: int64(n), QueuedRequests: int64(s.clients.queued()),
 	}
 }
 

@@ -106,8 +106,12 @@ func mpFlags() []row {
 		{name: "enable-blend-reorder", kind: kindSwitch, help: "blend only", stance: refused, why: blend},
 		{name: "enable", kind: kindList, help: "experimental modules", stance: refused, why: "experimental modules (transfer_query) are not part of this server: leave it out"},
 		{
-			name: "kv-event-log-size", kind: kindInt, def: "32768", help: "records kept for KV-event subscribers; 0 switches the stream off", check: checkEventLog,
-			stance: accepted, why: "the KV event stream is not served yet; clients hear so through get_experimental",
+			name: "kv-event-log-size", kind: kindInt, def: "32768", help: "records kept for KV-event subscribers; 0 switches the stream off", check: atLeast(0),
+			apply: func(o *mpserver.Options, v value) {
+				if o.KVEventLogSize = int(v.n); v.n == 0 {
+					o.KVEventLogSize = -1
+				}
+			},
 		},
 		{name: "server-module", kind: kindAppend, help: "out-of-tree module", stance: refused, why: python},
 	}
@@ -149,17 +153,6 @@ func checkShmName(v value) string {
 		return fmt.Sprintf("is not a name of a segment: %q; use letters, digits, dots, dashes and underscores", v.text)
 	case len(name) > 255:
 		return fmt.Sprintf("is %d bytes long with its prefix; a segment's name has at most 255", len(name))
-	}
-	return ""
-}
-
-// checkEventLog lets pass what means "no stream" and what nobody chose.
-func checkEventLog(v value) string {
-	switch {
-	case v.n < 0:
-		return "must be at least 0, got " + v.text
-	case v.n != 0 && v.n != 32768:
-		return "is not served: there is no KV event stream yet whose log it could size: leave it out, or give 0"
 	}
 	return ""
 }

@@ -76,7 +76,11 @@ func observeFlags() []row {
 	return []row{
 		{
 			name: "disable-observability", kind: kindSwitch, help: "no events, no metrics of the server",
-			apply: func(o *mpserver.Options, v value) { o.DisableMetrics = o.DisableMetrics || v.on },
+			apply: func(o *mpserver.Options, v value) {
+				if v.on {
+					o.DisableMetrics, o.KVEventLogSize = true, -1
+				}
+			},
 		},
 		{
 			name: "disable-metrics", kind: kindSwitch, help: "no metrics of the server",

@@ -129,7 +129,7 @@ func TestRefusals(t *testing.T) {
 	f("--run-script-api-enabled", "--run-script-api-enabled is not served")
 	f("--script-allowed-imports os", "--script-allowed-imports os is not served")
 	f("--kv-event-log-size 0", "")
-	f("--kv-event-log-size 100", "--kv-event-log-size is not served")
+	f("--kv-event-log-size 100", "")
 	f("--kv-event-log-size -1", "--kv-event-log-size must be at least 0")
 	f("--p2p-advertise-url h:1", "--p2p-advertise-url h:1 is not served")
 	f("--p2p-lookup-timeout 30.0", "")
@@ -205,6 +205,7 @@ func TestEveryServedFlagTurnsSomething(t *testing.T) {
 		"max-message-size": "64MiB", "prompt-cache-size": "1MiB", "connection-grace-seconds": "2", "pending-lookup-timeout-seconds": "0.5",
 		"session-grace-seconds": "7", "drain-timeout-seconds": "8", "python-hash-seed": "0",
 		"metrics-sample-rate": "1", "lookup-hash-log-dir": "x", "lookup-hash-log-rotation-interval": "60", "lookup-hash-log-rotation-max-size": "1000", "lookup-hash-log-max-files": "7",
+		"kv-event-log-size": "100",
 	}
 	base := read(t).options()
 	rows := serverFlags()

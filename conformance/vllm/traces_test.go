@@ -26,7 +26,6 @@ type difference struct {
 
 // differences is all that may differ between the two servers.
 var differences = []difference{
-	{`.*`, `.*: get_experimental  -> \(\)`, `.*: get_experimental  -> \(kv_event_stream\)`, "KV events are not served yet"},
 	{
 		`failed load .*`, `.*: retrieve .* -> \(no handle, False\)`, `.*: retrieve .* -> \(a handle, False\)`,
 		"nothing is copied, so there is no event to wait for",
