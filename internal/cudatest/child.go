@@ -70,13 +70,7 @@ func (x *exporting) serve(r *request) (a answer, err error) {
 		a.Data = make([]byte, 0, r.Size)
 		err = x.pieces(r.Offset, r.Size, true, func(b []byte, _ int64) { a.Data = append(a.Data, b...) })
 	case "same":
-		err = x.pieces(0, x.mem.SizeBytes, true, func(b []byte, at int64) {
-			for i := 0; i+8 <= len(b); i += 8 {
-				if binary.LittleEndian.Uint64(b[i:]) == Word(r.Seed, at+int64(i)) {
-					a.Value++
-				}
-			}
-		})
+		err = x.pieces(0, x.mem.SizeBytes, true, func(b []byte, at int64) { a.Value += same(b, r.Seed, at) })
 	case "signal":
 		a.Data, err = x.signal(x.free, r.Kind)
 	case "blocked":
@@ -154,11 +148,7 @@ func (x *exporting) pieces(offset, n int64, out bool, f func(b []byte, at int64)
 }
 
 func (x *exporting) fill(seed uint64) error {
-	return x.pieces(0, x.mem.SizeBytes, false, func(b []byte, at int64) {
-		for i := 0; i+8 <= len(b); i += 8 {
-			binary.LittleEndian.PutUint64(b[i:], Word(seed, at+int64(i)))
-		}
-	})
+	return x.pieces(0, x.mem.SizeBytes, false, func(b []byte, at int64) { write(b, seed, at) })
 }
 
 func (x *exporting) signal(s *cuda.Stream, k cuda.SignalKind) ([]byte, error) {

@@ -57,7 +57,7 @@ func StartExporter(t testing.TB, sizeBytes int64) *Exporter {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), childEnv+"=1")
+	cmd.Env = append(os.Environ(), childEnv+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -166,6 +166,27 @@ func (e *Exporter) Stop() {
 	_ = e.cmd.Wait()
 }
 
+// write fills b with what belongs there from offset at on.
+//
+//go:norace
+func write(b []byte, seed uint64, at int64) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], Word(seed, at+int64(i)))
+	}
+}
+
+// same counts the words of b that belong there.
+//
+//go:norace
+func same(b []byte, seed uint64, at int64) (n int64) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		if binary.LittleEndian.Uint64(b[i:]) == Word(seed, at+int64(i)) {
+			n++
+		}
+	}
+	return n
+}
+
 // Word is what Fill writes at a multiple of 8 bytes.
 func Word(seed uint64, offset int64) uint64 {
 	x := seed*0x9e3779b97f4a7c15 + uint64(offset)
@@ -175,6 +196,8 @@ func Word(seed uint64, offset int64) uint64 {
 
 // Matches says where b, which should be what Fill wrote from offset on, is not;
 // -1 when it is.
+//
+//go:norace
 func Matches(b []byte, seed uint64, offset int64) int64 {
 	for i := int64(0); i+8 <= int64(len(b)); i += 8 {
 		if binary.LittleEndian.Uint64(b[i:]) != Word(seed, offset+i) {

@@ -14,7 +14,7 @@ import (
 
 // Shapes small enough for the fake, one of each kind of copy.
 var smallShapes = []shape{
-	{name: "runs", layers: 3, heads: 4, slots: 16, bytes: 512, chunk: 64, blocks: 32, hnd: true},
+	{name: "runs", layers: 3, heads: 4, slots: 16, bytes: 512, chunk: 64, blocks: 16, hnd: true},
 	{name: "patterns", layers: 5, heads: 2, slots: 16, bytes: 128, chunk: 64, blocks: 32},
 	{name: "blocks first", layers: 4, heads: 2, slots: 16, bytes: 128, chunk: 64, blocks: 32, blocksFirst: true},
 	{name: "mla", layers: 3, heads: 1, slots: 64, bytes: 1152, chunk: 256, blocks: 16},
