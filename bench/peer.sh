@@ -40,7 +40,8 @@ retrieve-ctl-16| shm    | --ops retrieve --layout small --no-copy --clients 16 -
 store-ctl      | shm    | --ops store --layout tiny --no-copy
 retrieve-1m    | shm    | --ops retrieve --layout small --verify-every 8
 retrieve-32m   | shm    | --ops retrieve --layout llama8b --prefill 3 --verify-every 8
-store-32m      | shm    | --ops store --layout llama8b
+store-32m      | shm    | --ops store --layout llama8b --seconds 1
+store-32m-mapped|shm    | --ops store --layout llama8b --warmup 4
 mixed-1m       | shm    | --ops mixed --layout small --clients 4 --verify-every 8
 store-full     | shm    | --ops store --layout small --audit 100 --seconds 6
 pickle-store   | pickle | --ops store --layout small

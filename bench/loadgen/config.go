@@ -62,6 +62,7 @@ type config struct {
 	VerifyEvery  int           `json:"verify_every"`
 	Audit        int           `json:"audit"`
 	Clear        bool          `json:"clear"`
+	ClearAgain   bool          `json:"clear_again"`
 	Model        string        `json:"model"`
 	Salt         int           `json:"salt"`
 	ServerPID    int           `json:"server_pid"`
@@ -97,6 +98,7 @@ func parseFlags(args []string, out io.Writer) (*config, error) {
 	f.IntVar(&c.VerifyEvery, "verify-every", 1, "compare every nth retrieve with what was stored; 0: none")
 	f.IntVar(&c.Audit, "audit", 0, "after a store run, look the last n stored prompts up again per client")
 	f.BoolVar(&c.Clear, "clear", false, "send CLEAR first")
+	f.BoolVar(&c.ClearAgain, "clear-again", false, "send CLEAR after the warm-up: a pool that is empty, and mapped by the clients")
 	f.StringVar(&c.Model, "model", "bench-model", "model name, the layout is appended")
 	f.IntVar(&c.Salt, "salt", 0, "key space of this run; 0: random")
 	f.IntVar(&c.ServerPID, "server-pid", 0, "report this process's CPU time and memory")

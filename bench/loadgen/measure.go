@@ -56,6 +56,9 @@ func measure(c *config) *result {
 		cl.st.reset()
 		return err
 	})
+	if err == nil && c.ClearAgain {
+		err = errors.Join(each((*client).drain), clearServer(c))
+	}
 	if err != nil {
 		return fail(err)
 	}
