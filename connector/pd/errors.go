@@ -30,8 +30,9 @@ var (
 	// ErrTransfer: reading the blocks failed, or took longer than
 	// Options.TransferTimeout.
 	ErrTransfer = errors.New("pd: transfer failed")
-	// ErrNotify: the blocks are here, but the producer could not be told and
-	// frees its own when their lease ends. The pull has succeeded.
+	// ErrNotify: a producer could not be told that its blocks are not needed,
+	// and frees them when their lease ends. Only pulls without blocks fail so;
+	// nothing is missing here.
 	ErrNotify = errors.New("pd: producer was not notified")
 	// ErrMessage: bytes that are no message of this protocol.
 	ErrMessage = errors.New("pd: not a message of the side channel")

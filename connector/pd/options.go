@@ -89,6 +89,9 @@ type Options struct {
 	// Host to listen on, and to be reached at: it goes into Params. Default
 	// "localhost", which no other host can reach.
 	Host string
+	// Advertise is the host that goes into Params, where Host is a wildcard or
+	// behind a translation. Default Host.
+	Advertise string
 	// Port to listen on. 0 chooses a free one; see [Peer.Port]. [Options.FromEnv]
 	// sets vLLM's.
 	Port int

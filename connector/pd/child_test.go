@@ -1,0 +1,3 @@
+package pd
+
+func runChild() int { return 0 }
