@@ -111,6 +111,7 @@ type copyJob struct {
 	finish  func(error) string
 	refusal string // why it copies nothing and fails, if it does
 	ended   chan struct{}
+	refused bool // the device did not take it, so that its client was told nothing yet
 }
 
 // submit queues the copies of r and answers when nothing can touch the
@@ -149,6 +150,7 @@ func (s *Server) submitJob(c *copyJob, dir copyplan.Direction, plan *copyplan.Pl
 	case errors.Is(err, device.ErrBegun):
 		return s.whenEnded(c)
 	case err != nil:
+		c.refused = true
 		if reason := c.settle(err); c.refusal == "" {
 			return s.outcome(r, reason, nil)
 		}
@@ -222,12 +224,13 @@ func (c *copyJob) settle(err error) (reason string) {
 	}
 	if err != nil {
 		s.met.TransferEnded(dir, d.name, 0)
-		what := "a copy failed"
-		if dir == metrics.Retrieve && c.refusal == "" && !d.dev.Traits().AnswerAtDone && !c.q.isEnded() {
-			what = "a load failed after its engine was told that it would come: answers of that engine may be wrong; restart it"
-		}
 		s.failures.explain(c.r.op.String(), copyReason(err), err)
-		s.log.Warn(what, "component", "device", "op", c.r.op.String(), "instance_id", d.instance, "request_id", c.t.RequestID, "err", err)
+		log := s.log.With("component", "device", "op", c.r.op.String(), "instance_id", d.instance, "request_id", c.t.RequestID, "err", err)
+		if dir == metrics.Retrieve && !c.refused && c.refusal == "" && !d.dev.Traits().AnswerAtDone && !c.q.isEnded() {
+			log.Error("a load failed after its engine was told that it would come: answers of that engine may be wrong; restart it")
+		} else {
+			log.Warn("a copy failed")
+		}
 		if errors.Is(err, device.ErrLost) {
 			s.lose(d, err)
 		}

@@ -111,9 +111,10 @@ func tensorsOf(wrappers []wire.DeviceWrapper) (tensors []kvlayout.Tensor, uuid s
 	for key := range spans {
 		joined[key] = true
 	}
-	for i := range places {
-		if (places[i].offset-spans[places[i].key].from)%int64(wrappers[i].Metadata.DType.Size) != 0 {
-			joined[places[i].key] = false
+	for i := range wrappers {
+		p := &places[i]
+		if (p.offset-spans[p.key].from)%int64(wrappers[i].Metadata.DType.Size) != 0 {
+			joined[p.key] = false
 		}
 	}
 	for i := range wrappers {
