@@ -61,10 +61,11 @@ type CUDAOptions struct {
 // job with another pool, of at most 256 MiB, goes through a pinned buffer of
 // its own.
 //
-// A submitted job is in the hands of the hardware: Cancel and Close do not end
-// it. It waits for its engine's event, for as long as that takes; if the engine
-// has died, for ever. Such a stream is left alone with its mappings and its
-// thread, counted in [Stats.Stuck], and delays no other stream.
+// A job begins when its engine has come to the event it named; until then
+// Cancel and Close end it, so that an engine that has died keeps nothing. One
+// that has begun is in the hands of the hardware, and short. A stream whose
+// copies do not end within Close all the same is left alone with its mappings
+// and its threads, and counted in [Stats.Stuck].
 type CUDA struct {
 	ctx  *cuda.Context
 	opts CUDAOptions
@@ -76,6 +77,11 @@ type CUDA struct {
 	closed   bool                     // guarded by mu
 	released bool                     // guarded by mu
 	stats    Stats                    // guarded by mu
+
+	flagMu   sync.Mutex
+	flags    *cuda.Buffer // guarded by flagMu; nil until a job waits for its engine
+	flagFree []*flag      // guarded by flagMu
+	flagNext uint64       // guarded by flagMu
 }
 
 var _ Device = (*CUDA)(nil)
@@ -296,6 +302,9 @@ func (d *CUDA) release() {
 		for range n {
 			_ = m.Release()
 		}
+	}
+	if d.flags != nil {
+		_ = d.flags.Free()
 	}
 	_ = d.ctx.Release() // the device is of no more use either way
 }

@@ -12,26 +12,35 @@ import (
 	"github.com/lmcache-go/lmcache-go/internal/copyplan"
 )
 
-// cudaStream is a stream of the GPU with a goroutine that waits for its jobs,
-// one after the other.
+// cudaStream is a stream of the GPU with a goroutine that queues its jobs when
+// their engine lets them, and one that waits for them, one after the other.
 type cudaStream struct {
 	dev   *CUDA
 	label string
 	s     *cuda.Stream
-	done  chan struct{} // closed when the goroutine has ended
+	done  chan struct{} // closed when the goroutines have ended
 
 	// turn orders jobs in the stream as in the queue. It is held while a job
 	// is handed to the driver, and guards what that needs.
 	turn           sync.Mutex
 	dst, src, size []uint64
 	rects          []cuda.Rect
+	lines          map[cuda.MemHandle]*cuda.Mapping // engines' timeline buffers
+	peeks          *cuda.Stream                     // nil until a timeline is read
+	peeked         *cuda.HostBuffer
+	answers        *cuda.Stream // of promises; nil until there is one
+	flag           *flag        // likewise
+	broken         bool         // a promise cannot be kept
 
 	mu     sync.Mutex
 	work   *sync.Cond
+	gates  *sync.Cond
+	gated  []*cudaJob    // guarded by mu: promised, and not handed to the driver yet
 	queue  []*cudaJob    // guarded by mu: handed to the driver; the first is waited for
 	free   []*cuda.Event // guarded by mu
 	spare  []*cudaJob    // guarded by mu
 	closed bool          // guarded by mu
+	opened bool          // guarded by mu: no more jobs come to the queue
 	late   bool          // guarded by dev.mu: Close did not see its end
 }
 
@@ -48,9 +57,15 @@ type cudaJob struct {
 	receipt cuda.Receipt
 	bounce  *cuda.HostBuffer // stands in for the pool; nil for none
 	err     error            // why it is incomplete, from the beginning
+
+	gate     gate
+	ticket   uint64 // the number that gives the promised answer; 0 for none
+	canceled bool   // guarded by the stream's mu
 }
 
-// NewStream makes a stream with its goroutine, which ends with it.
+func (j *cudaJob) loads() bool { return j.job.Direction == copyplan.Load }
+
+// NewStream makes a stream with its goroutines, which end with it.
 func (d *CUDA) NewStream(label string) (Stream, error) {
 	d.mu.Lock()
 	closed := d.closed
@@ -63,7 +78,7 @@ func (d *CUDA) NewStream(label string) (Stream, error) {
 		return nil, err
 	}
 	s := &cudaStream{dev: d, label: label, s: cs, done: make(chan struct{})}
-	s.work = sync.NewCond(&s.mu)
+	s.work, s.gates = sync.NewCond(&s.mu), sync.NewCond(&s.mu)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -71,6 +86,7 @@ func (d *CUDA) NewStream(label string) (Stream, error) {
 		return nil, ErrClosed
 	}
 	d.streams[s] = struct{}{}
+	d.wg.Go(s.open)
 	d.wg.Go(s.run)
 	return s, nil
 }
@@ -100,50 +116,98 @@ func (s *cudaStream) Submit(job *Job) ([]byte, error) {
 	return event, err
 }
 
-// enqueue hands j to the driver and puts it into the queue. turn is held.
+// enqueue hands j to the driver, or keeps it until its engine lets it, and
+// makes the answer. turn is held.
 func (s *cudaStream) enqueue(j *cudaJob, after cuda.Signal) ([]byte, error) {
-	if err := s.room(); err != nil {
+	waits, err := s.room()
+	if err != nil {
 		s.drop(j)
 		return nil, err
 	}
-	r, err := s.request(j, after)
-	if err == nil {
-		j.receipt, err = s.s.Submit(&r)
+	if j.gate, err = s.gate(after); err != nil {
+		s.drop(j)
+		return nil, submitError(after, err)
 	}
+	passed, err := s.passed(&j.gate)
 	if err != nil {
-		return nil, s.failed(j, r.Done, after, err)
+		j.gate.close()
+		s.drop(j)
+		return nil, fmt.Errorf("%w: %w", ErrEvent, err)
 	}
-	j.event = r.Done
-	answer := j.receipt.Answer
-	s.push(j) // from here on j may have ended
-	if answer.Kind == cuda.SignalNone {
-		return nil, nil
+	// Answers are in the kind that the client asked in; one that sent no event
+	// gets a CUDA event, unless there is nothing to tell.
+	kind := after.Kind
+	if kind == cuda.SignalNone && j.bytes > 0 {
+		kind = cuda.SignalEvent
+	}
+	var answer cuda.Signal
+	if passed && !waits {
+		j.gate.close()
+		answer, err = s.now(j, kind)
+	} else {
+		answer, err = s.later(j, kind)
+	}
+	if err != nil || answer.Kind == cuda.SignalNone {
+		return nil, err
 	}
 	return answer.AppendTo(make([]byte, 0, 81)), nil
 }
 
-// room says whether one more job may come.
-func (s *cudaStream) room() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.closed:
-		return ErrClosed
-	case len(s.queue) >= s.dev.opts.QueueLen:
-		return fmt.Errorf("%w: %d on stream %s", ErrBusy, len(s.queue), s.label)
+// now queues a job that waits for nothing.
+func (s *cudaStream) now(j *cudaJob, kind cuda.SignalKind) (cuda.Signal, error) {
+	r, err := s.request(j)
+	if err == nil {
+		r.Answer = kind
+		j.receipt, err = s.s.Submit(&r)
 	}
-	return nil
+	if err != nil {
+		return cuda.Signal{}, s.failed(j, r.Done, err)
+	}
+	j.event = r.Done
+	answer := j.receipt.Answer
+	s.push(j) // from here on j may have ended
+	return answer, nil
 }
 
-// request translates a job. Answers are in the kind that the client asked in;
-// one that sent no event gets a CUDA event, unless there is nothing to tell.
-func (s *cudaStream) request(j *cudaJob, after cuda.Signal) (r cuda.Request, err error) {
+// later keeps a job until its engine has come to the event, and promises the answer.
+func (s *cudaStream) later(j *cudaJob, kind cuda.SignalKind) (answer cuda.Signal, err error) {
+	if kind != cuda.SignalNone {
+		if answer, err = s.promise(j, kind); err != nil {
+			j.gate.close()
+			s.drop(j)
+			return answer, submitError(cuda.Signal{}, err)
+		}
+	}
+	s.dev.mu.Lock()
+	s.dev.stats.Pending++
+	s.dev.mu.Unlock()
+	s.mu.Lock()
+	s.gated = append(s.gated, j)
+	s.mu.Unlock()
+	s.gates.Signal()
+	return answer, nil
+}
+
+// room says whether one more job may come, and whether it has to wait behind
+// others that do. turn is held.
+func (s *cudaStream) room() (waits bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch n := len(s.queue) + len(s.gated); {
+	case s.closed:
+		return false, ErrClosed
+	case s.broken:
+		return false, fmt.Errorf("%w: %w", ErrCopy, errBroken)
+	case n >= s.dev.opts.QueueLen:
+		return false, fmt.Errorf("%w: %d on stream %s", ErrBusy, n, s.label)
+	}
+	return len(s.gated) > 0, nil
+}
+
+// request translates a job.
+func (s *cudaStream) request(j *cudaJob) (r cuda.Request, err error) {
 	if r.Done, err = s.event(); err != nil {
 		return r, err
-	}
-	r.After, r.Answer = after, after.Kind
-	if after.Kind == cuda.SignalNone && j.bytes > 0 {
-		r.Answer = cuda.SignalEvent
 	}
 	if j.bytes == 0 {
 		return r, nil
@@ -152,7 +216,7 @@ func (s *cudaStream) request(j *cudaJob, after cuda.Signal) (r cuda.Request, err
 		return r, err
 	}
 	r.Direction, r.Dst, r.Src = cuda.ToHost, s.dst, s.src
-	if j.job.Direction == copyplan.Load {
+	if j.loads() {
 		r.Direction, r.Dst, r.Src = cuda.ToDevice, s.src, s.dst
 	}
 	r.Size, r.Rects = s.size, s.rects
@@ -215,16 +279,15 @@ func (s *cudaStream) rect(i int, j *cudaJob, q *copyplan.Pattern, host, hostPitc
 }
 
 // failed ends a job that the driver refused, and returns what Submit does.
-func (s *cudaStream) failed(j *cudaJob, done *cuda.Event, after cuda.Signal, err error) error {
-	err = submitError(after, err)
+func (s *cudaStream) failed(j *cudaJob, done *cuda.Event, err error) error {
+	err = submitError(cuda.Signal{}, err)
 	if !j.receipt.Queued {
 		s.s.Close(&j.receipt)
 		s.recycle(done)
 		s.drop(j)
 		return err
 	}
-	// Copies may be on their way. They are short; what can take long is the
-	// engine that they wait for.
+	// Copies may be on their way.
 	j.event, j.err = done, err
 	unmarked := j.receipt.Unmarked
 	drained := make(chan struct{})
@@ -266,6 +329,11 @@ func (s *cudaStream) push(j *cudaJob) {
 	s.dev.mu.Lock()
 	s.dev.stats.Pending++
 	s.dev.mu.Unlock()
+	s.hand(j)
+}
+
+// hand puts a job into the queue.
+func (s *cudaStream) hand(j *cudaJob) {
 	s.mu.Lock()
 	s.queue = append(s.queue, j)
 	s.mu.Unlock()
@@ -288,6 +356,7 @@ func (s *cudaStream) run() {
 	}
 	s.free = nil
 	s.mu.Unlock()
+	s.end()
 	_ = s.s.Destroy()
 	s.dev.mu.Lock()
 	delete(s.dev.streams, s)
@@ -299,7 +368,7 @@ func (s *cudaStream) run() {
 func (s *cudaStream) first() *cudaJob {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.queue) == 0 && !s.closed {
+	for len(s.queue) == 0 && !s.opened {
 		s.work.Wait()
 	}
 	if len(s.queue) == 0 {
@@ -309,8 +378,10 @@ func (s *cudaStream) first() *cudaJob {
 }
 
 // wait sleeps until nothing of j is under way.
-func (s *cudaStream) wait(j *cudaJob) error {
-	err := s.ran(j.event, j.receipt.Unmarked)
+func (s *cudaStream) wait(j *cudaJob) (err error) {
+	if j.event != nil {
+		err = s.ran(j.event, j.receipt.Unmarked)
+	}
 	if j.err != nil {
 		return j.err
 	}
@@ -336,7 +407,7 @@ func (s *cudaStream) finish(j *cudaJob, err error) {
 	d, job := s.dev, j.job
 	s.s.Close(&j.receipt)
 	s.recycle(j.event)
-	if err == nil && j.bounce != nil && job.Direction == copyplan.Store {
+	if err == nil && j.bounce != nil && !j.loads() {
 		j.unbounce()
 	}
 	d.count(j, err)
@@ -352,15 +423,24 @@ func (s *cudaStream) finish(j *cudaJob, err error) {
 	s.mu.Unlock()
 }
 
-// Cancel does nothing: the job is in the hands of the hardware.
-func (s *cudaStream) Cancel(*Job) {}
+// Cancel ends a job whose engine has not let it begin. One that has begun is in
+// the hands of the hardware.
+func (s *cudaStream) Cancel(job *Job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, j := range s.gated {
+		if j.job == job {
+			j.canceled = true
+		}
+	}
+}
 
-// Close waits for what was submitted.
+// Close ends the jobs that have not begun, and waits for the others.
 func (s *cudaStream) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.work.Signal()
+	s.gates.Signal()
 	select {
 	case <-s.done:
 		return nil
