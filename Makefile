@@ -99,6 +99,10 @@ cover: deps-dev ## test coverage by package, and coverage.out for go tool cover
 .PHONY: check
 check: tidy fmt test ## what must be green before a push
 
+.PHONY: kernels
+kernels: ## compile csrc/kernels.cu anew, by nvcc or NVRTC
+	csrc/build.py
+
 ##@ Tidy
 
 .PHONY: fmt

@@ -3,6 +3,7 @@ module github.com/lmcache-go/lmcache-go
 go 1.26.0
 
 require (
+	github.com/NVIDIA/go-nvml v0.12.4-1
 	github.com/VictoriaMetrics/metrics v1.45.0
 	github.com/hashicorp/golang-lru/v2 v2.0.7
 	github.com/pebbe/zmq4 v1.4.0
