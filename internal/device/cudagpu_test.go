@@ -45,7 +45,7 @@ func (m *timed) device(t testing.TB, r *cudaRig, e *gpuEngine, dir copyplan.Dire
 	st, err := r.NewStream("timed")
 	require.NoError(t, err)
 	s := st.(*cudaStream)
-	defer s.Close(context.Background()) //nolint:errcheck // it has ended
+	defer s.Close(context.Background())
 	for range 4 {
 		j := s.take()
 		j.job = &Job{Direction: dir, Plan: p, Engine: e.memory, Pool: r.pool}
@@ -83,13 +83,8 @@ func TestGPUThroughput(t *testing.T) {
 	for _, s := range bigShapes {
 		chunks := 32
 		e := r.engine(s)
-		ids := e.ids(chunks, true)
 		for _, adjacent := range []bool{false, true} {
-			if !adjacent {
-				ids = e.ids(chunks, false)
-			} else {
-				ids = e.ids(chunks, true)
-			}
+			ids := e.ids(chunks, adjacent)
 			p := e.plan(r, chunks, ids)
 			store, enqueue := m.device(t, r, e, copyplan.Store, p)
 			load, _ := m.device(t, r, e, copyplan.Load, p)
