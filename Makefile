@@ -45,6 +45,10 @@ build: deps ## build bin/lmcache-go
 run: build ## build and start the server; PORT=6555, ARGS="more flags"
 	$(BIN)/lmcache-go server --port $(PORT) $(ARGS)
 
+.PHONY: demo
+demo: build ## disaggregated prefill on this machine: five processes, verified step by step; DEMO="--keep"
+	@$(BIN)/lmcache-go demo pd $(DEMO)
+
 .PHONY: dist
 dist: deps ## make dist/lmcache-go-<version>-<os>-<arch>/, which needs nothing but glibc
 	@scripts/dist.sh

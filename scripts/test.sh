@@ -52,6 +52,11 @@ vllm() {
     go test -json -race -count=1 -p 1 -timeout 20m "${packages[@]}"
 }
 
+# The five processes of a disaggregated deployment, with the real router and the real NIXL.
+demo() {
+  "$testsum" run -name demo -o "$work/5-demo.json" -plain -- make -s demo DEMO='--router real'
+}
+
 # Its Python environment is made once and kept; some tests of other stages use it too.
 if [ "${stages[*]}" != lint ] && [ -z "${LMCACHE_GO_PYTHON:-}" ]; then
   if env=$(conformance/refenv.sh); then

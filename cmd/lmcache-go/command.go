@@ -52,6 +52,7 @@ func commands() []command {
 		doctorCommand(),
 		nixlCommand(),
 		engineCommand(),
+		demoCommand(),
 		{"version", "print the version; --url asks a server for its own", runVersion},
 		{"help", "print this list", runHelp},
 	}

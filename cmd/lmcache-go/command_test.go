@@ -35,7 +35,7 @@ func TestCommands(t *testing.T) {
 	}
 	code, _, errs := runHere(t, noEnv, "serve")
 	require.Equal(t, exitUsage, code)
-	require.Contains(t, errs, "lmcache-go: error: argument command: invalid choice: 'serve' (choose from 'server', 'ping', 'status', 'describe', 'kvcache', 'quota', 'doctor', 'nixl', 'engine', 'version', 'help')")
+	require.Contains(t, errs, "lmcache-go: error: argument command: invalid choice: 'serve' (choose from 'server', 'ping', 'status', 'describe', 'kvcache', 'quota', 'doctor', 'nixl', 'engine', 'demo', 'version', 'help')")
 }
 
 func TestUsageErrors(t *testing.T) {

@@ -29,7 +29,7 @@ func (e *Engine) nixl(_ context.Context, t *connector.TransferConfig) (multi.Sch
 	}
 	c, err := nixlpull.New(o, e.opts.BlockTokens)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w (`lmcache-go nixl doctor` tells where NIXL is looked for, pip install 'nixl-cu12==1.5.1' brings it)", t.Connector, err)
+		return nil, nil, fmt.Errorf("%s: %w (`lmcache-go doctor nixl` tells where it is looked for, pip install 'nixl-cu12==1.5.1' brings it)", t.Connector, err)
 	}
 	e.pd = c.Peer()
 	e.opts.Logger.Info("NIXL side channel", "component", "nixl", "host", o.Host, "port", e.pd.Port(), "engine_id", e.pd.EngineID())
