@@ -142,31 +142,48 @@ func TestDriverCallsThatFail(t *testing.T) {
 	}
 }
 
-// A worker that dies before its event fires keeps what its streams hold; all
-// others go on.
+// A worker that dies before its event fires gives its memory back within the
+// grace of its connection, whatever it had on its way; all others go on, and
+// its successor too.
 func TestDriverWorkerThatDies(t *testing.T) {
-	s, f, drv := driverServer(t, func(o *Options) {
-		o.ConnectionGrace, o.retireLimit, o.DrainTimeout = 50*time.Millisecond, 50*time.Millisecond, 300*time.Millisecond
-	})
+	s, f, drv := driverServer(t, func(o *Options) { o.ConnectionGrace, o.PendingLookupTimeout = 50*time.Millisecond, 50*time.Millisecond })
 	dead, other := exporter(t, s, f, drv, 0, 101, 1, false), exporter(t, s, f, drv, 0, 102, 2, false)
 	dead.registerKV()
 	other.registerKV()
-	event, fire := f.ExportEvent(101)
+	tokens, theirs := prompt(1, testChunk), prompt(2, testChunk)
 	ids := other.ids(4, 1)
-	_, ok := dead.answer(dead.sendStore(dead.keyOf("a", prompt(1, testChunk)), ids, string(event[:])))
-	require.True(t, ok)
+	fired := func(pid int) string {
+		event, fire := f.ExportEvent(pid)
+		fire()
+		return string(event[:])
+	}
+	transfer := func(e *engine, uid []byte) {
+		t.Helper()
+		_, ok := e.answer(uid)
+		require.True(t, ok)
+	}
+	other.write(theirs[0], ids, 0, testChunk)
+	transfer(other, other.sendStore(other.keyOf("a", theirs), ids, fired(102)))
+	require.Equal(t, 1, other.lookup(dead.keyOf("b", theirs)))
+	event, _ := f.ExportEvent(101)
+	transfer(dead, dead.sendStore(dead.keyOf("c", tokens), ids, string(event[:])))
+	transfer(dead, dead.sendRetrieve(dead.keyOf("b", theirs), ids, 0, string(event[:])))
+	require.Equal(t, 2, f.Live().Mappings)
 	dead.close()
-	testutil.Eventually(t, "the dead one is dropped", func() bool { return s.instances.copied(1) == nil })
-	tokens := prompt(2, testChunk)
-	other.write(tokens[0], ids, 0, testChunk)
-	theirs, go2 := f.ExportEvent(102)
-	go2()
-	_, ok = other.answer(other.sendStore(other.keyOf("b", tokens), ids, string(theirs[:])))
-	require.True(t, ok)
-	require.Equal(t, 1, other.lookup(other.keyOf("b", tokens)))
-	other.end("b")
-	fire()
-	testutil.Eventually(t, "its mapping is closed", func() bool { return f.Live().Mappings == 1 })
-	other.none(wire.OpUnregisterKVCache, intFrame(other.id))
+	testutil.Eventually(t, "its memory is given back", func() bool { return f.Live().Mappings == 1 })
+	testutil.Eventually(t, "it is forgotten", func() bool {
+		in := s.Status().Go.Instances
+		return len(in) == 1 && in[0].InstanceID == 2
+	})
+	require.Zero(t, other.lookup(other.keyOf("d", tokens)), "nothing of the dead is published")
+	require.Equal(t, 1, other.lookup(other.keyOf("e", theirs)))
+	transfer(other, other.sendRetrieve(other.keyOf("e", theirs), ids, 0, fired(102)))
+	back := exporter(t, s, f, drv, 0, 103, 1, false)
+	back.registerKV()
+	transfer(back, back.sendStore(back.keyOf("f", tokens), ids, fired(103)))
+	require.Equal(t, 1, back.lookup(back.keyOf("g", tokens)))
+	for _, e := range []*engine{other, back} {
+		e.none(wire.OpUnregisterKVCache, intFrame(e.id))
+	}
 	nothingLeft(t, f)
 }

@@ -59,6 +59,34 @@ func (c cudaDriver) pin(uuid string, pool []byte) (unpin func() error, err error
 
 func (cudaDriver) close() error { return nil }
 
-// ListGPUs lists the machine's NVIDIA GPUs. The error says why that is not possible,
-// as on a machine that has none.
-func ListGPUs() ([]GPUInfo, error) { return nil, errors.New("this build has no inventory") }
+// ListGPUs lists the machine's NVIDIA GPUs, also those that CUDA does not show to this
+// process. Without the management library it lists what CUDA shows. The error
+// says why neither is possible, as on a machine that has none.
+func ListGPUs() ([]GPUInfo, error) {
+	inv, err := cuda.TakeInventory()
+	if err != nil {
+		return listDevices(err)
+	}
+	list := make([]GPUInfo, 0, len(inv.GPUs))
+	for i := range inv.GPUs {
+		g := &inv.GPUs[i]
+		list = append(list, GPUInfo{
+			UUID: g.UUID, Name: g.Name, PCIAddress: g.PCIBusID, MemoryBytes: g.MemoryBytes, UsedBytes: g.MemoryUsedBytes,
+			PCIeGen: g.PCIeGenerationMax, PCIeWidth: g.PCIeWidth, NUMANode: g.NUMANode,
+		})
+	}
+	return list, nil
+}
+
+// listDevices lists what CUDA shows.
+func listDevices(why error) ([]GPUInfo, error) {
+	drv, err := loadGPUDriver()
+	if err != nil {
+		return nil, errors.Join(why, err)
+	}
+	var list []GPUInfo
+	for _, d := range drv.(cudaDriver).drv.Devices() {
+		list = append(list, GPUInfo{UUID: d.UUID, Name: d.Name, PCIAddress: d.PCIBusID, MemoryBytes: d.MemoryBytes, NUMANode: -1})
+	}
+	return list, nil
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,7 +16,8 @@ type GPUInfo struct {
 	// UUID in lower case without GPU-.
 	UUID, Name, PCIAddress string
 	MemoryBytes, UsedBytes int64
-	// PCIeGen and PCIeWidth are the link's best; 0 is unknown.
+	// PCIeGen is the link's best, an idle one is slower; PCIeWidth the lanes that it
+	// has. 0 is unknown.
 	PCIeGen, PCIeWidth int
 	NUMANode           int // -1 is unknown
 }
@@ -81,7 +83,7 @@ func (v *inventory) close() {
 func (s *Server) describeGPUs(out *httpapi.GoStatus) {
 	infos, err := s.inventory.get(s.abandon)
 	if err != nil {
-		out.GPUsUnknown = err.Error()
+		out.GPUsUnknown = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	byUUID := map[string]*httpapi.GPU{}
 	for _, i := range infos {

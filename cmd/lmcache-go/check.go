@@ -88,11 +88,11 @@ func printCheck(c console, p plan) int {
 // describeGPUs is a line for each GPU, or why there is none.
 func (p plan) describeGPUs() []string {
 	if len(p.gpus) == 0 {
-		line := "no NVIDIA GPU"
-		if p.gpuErr != nil {
-			line += " (" + p.gpuErr.Error() + ")"
+		why := "`lmcache-go doctor gpu` says why"
+		if errors.Is(p.gpuErr, errGPUsHidden) || errors.Is(p.gpuErr, errGPUWait) {
+			why = p.gpuErr.Error()
 		}
-		return []string{line + ": engines with one copy themselves"}
+		return []string{"no NVIDIA GPU (" + why + "): engines with one copy themselves"}
 	}
 	lines := make([]string, 0, len(p.gpus))
 	for _, g := range p.gpus {

@@ -58,8 +58,14 @@ const gpuWait = 3 * time.Second
 
 var errGPUWait = errors.New("the GPU driver did not answer: look at dmesg, and try nvidia-smi")
 
+var errGPUsHidden = errors.New("CUDA_VISIBLE_DEVICES hides all GPUs from this process")
+
 // listGPUs lists the GPUs, within a limit.
 func listGPUs() ([]mpserver.GPUInfo, error) {
+	// What CUDA takes for "none": nothing, or a list that begins with no device.
+	if v, ok := os.LookupEnv("CUDA_VISIBLE_DEVICES"); ok && (v == "" || strings.HasPrefix(v, "-1") || v == "NoDevFiles" || v == "void") {
+		return nil, errGPUsHidden
+	}
 	type answer struct {
 		list []mpserver.GPUInfo
 		err  error

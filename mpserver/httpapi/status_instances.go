@@ -95,7 +95,7 @@ type GPU struct {
 	UUID       string `json:"uuid"`
 	Name       string `json:"name"`
 	PCIAddress string `json:"pci_address"`
-	// PCIeGen and PCIeWidth are the link's best, not what it sleeps at; 0 is unknown.
+	// PCIeGen is the link's best, not what it sleeps at, PCIeWidth its lanes; 0 is unknown.
 	PCIeGen   int `json:"pcie_gen"`
 	PCIeWidth int `json:"pcie_width"`
 	NUMANode  int `json:"numa_node"` // -1 is unknown
