@@ -1,7 +1,9 @@
 package mpserver
 
 import (
+	"fmt"
 	"net"
+	"runtime/debug"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/zmtp"
@@ -26,6 +28,13 @@ func (s *Server) serve(<-chan struct{}) {
 func (k socket) Connected(p *zmtp.Peer) { p.Data = k.s.clients.connected(p) }
 
 func (k socket) Message(p *zmtp.Peer, m *zmtp.Message) {
+	defer func() { // handlers have a net of their own, in execute
+		if x := recover(); x != nil {
+			k.s.met.Panicked("message")
+			k.s.log.Error("a message panicked and is dropped; its client is disconnected", "component", "mq", "err", fmt.Sprint(x), "stack", string(debug.Stack()))
+			p.Close()
+		}
+	}()
 	if c, ok := p.Data.(*client); ok {
 		k.s.accept(c, m)
 	}

@@ -28,6 +28,7 @@ func listen(endpoint string, keepAlive net.KeepAliveConfig) (net.Listener, strin
 		return nil, "", fmt.Errorf("%w: %q", ErrEndpoint, endpoint)
 	}
 	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	lc.SetMultipathTCP(false) // peers are on this host, or in its rack
 	ctx, cancel := context.WithTimeout(context.Background(), listenLimit)
 	defer cancel()
 	switch scheme {
