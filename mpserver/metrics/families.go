@@ -31,6 +31,8 @@ const (
 	nameIdle             = "lmcache_mp_l1_chunk_idle_before_evict_seconds"
 	nameReuse            = "lmcache_mp_l1_chunk_reuse_gap_seconds"
 	nameComeback         = "lmcache_mp_l1_chunk_evict_reuse_gap_seconds"
+	nameRealReuseSeconds = "lmcache_mp_real_reuse_gap_seconds"
+	nameRealReuseObjects = "lmcache_mp_real_reuse_gap_objects"
 	nameAllocFailure     = "lmcache_mp_l1_allocation_failure_chunks_total"
 	nameReadFailure      = "lmcache_mp_l1_read_failure_chunks_total"
 	nameRequestedTokens  = "lmcache_mp_lookup_requested_tokens_total"
@@ -99,6 +101,8 @@ var families = []family{
 	{nameIdle, histogram, "Time from a chunk's last use to its end, of a sample."},
 	{nameReuse, histogram, "Time between two uses of a chunk, of a sample."},
 	{nameComeback, histogram, "Time from a chunk's end to its return, at most 300 s, of a sample."},
+	{nameRealReuseSeconds, histogram, "Time from a chunk's latest store or read to its next read, also after it was evicted and stored again, of a sample."},
+	{nameRealReuseObjects, histogram, "The same in chunks of its cache_salt that were stored and read meanwhile."},
 	{nameAllocFailure, counter, "Chunks that found no room in L1."},
 	{nameReadFailure, counter, "Chunks that a retrieve asked for and did not get."},
 	{nameRequestedTokens, counter, "Tokens looked up, in whole chunks."},

@@ -60,6 +60,7 @@ func newLifecycle(s *vm.Set) *lifecycle {
 
 // ObjectStored notes that an object of the sample was published.
 func (m *Metrics) ObjectStored(id ObjectID, now time.Time) {
+	m.reuse.written(id, now, m.accesses(id.Salt))
 	l := m.life
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,6 +76,7 @@ func (m *Metrics) ObjectStored(id ObjectID, now time.Time) {
 
 // ObjectRead notes that a read of an object of the sample has ended.
 func (m *Metrics) ObjectRead(id ObjectID, now time.Time) {
+	m.reuse.read(id, now, m.accesses(id.Salt))
 	l := m.life
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,6 +40,7 @@ type Metrics struct {
 	loaded                     *table[loadKey, *vm.Counter]
 	gauges                     atomic.Pointer[func() Gauges]
 	life                       *lifecycle
+	reuse                      *realReuse
 }
 
 // New returns an empty registry.
@@ -69,6 +70,7 @@ func New(o Options) *Metrics {
 		speeds:    newTable[speedKey, *vm.PrometheusHistogram](o.MaxModels),
 		loaded:    newTable[loadKey, *vm.Counter](o.MaxPairs),
 		life:      newLifecycle(s),
+		reuse:     newRealReuse(s, o.MaxPairs),
 	}
 	m.set.NewGauge(series(nameBuildInfo, "goversion", runtime.Version(), "version", o.Version), one)
 	return m
