@@ -174,7 +174,9 @@ func (s *cudaStream) promise(j *cudaJob, kind cuda.SignalKind) (answer cuda.Sign
 	j.ticket = s.flag.value
 	receipt, err := s.answers.Submit(&cuda.Request{Answer: kind})
 	if err != nil {
-		s.keepPromise(j)
+		// Nobody has this answer. To let its wait end now would give the answers
+		// before it too; it ends with the next one, or with the stream.
+		j.ticket = 0
 	}
 	return receipt.Answer, err
 }

@@ -72,6 +72,7 @@ typedef struct op {
 	CUevent event;
 	fake_slot *slot;
 	uint64_t target;
+	int foreign; // it waits for another process
 	size_t n;
 	uint64_t *dst, *src;
 	size_t *size;
@@ -85,6 +86,7 @@ struct CUstream_st {
 	pthread_t thread;
 	op *head, *tail;
 	int busy, closing, device;
+	int foreign; // waits for another process
 };
 
 // state is everything; all of it is guarded by mu but what copies touch.
@@ -117,6 +119,7 @@ CUresult fake_queue(CUstream s, op *o);
 void fake_abort_streams(void);
 void fake_kernel(const op *o);
 fake_slot *fake_event_page(int64_t pid, int fd);
+void fake_settle(void);
 
 // The driver's functions, for the table.
 #define FAKE_DECLARE(name, symbol, required, args) CUresult fake_##name args;

@@ -243,6 +243,7 @@ CUresult fake_IpcOpenMemHandle(CUdeviceptr *p, CUipcMemHandle handle, unsigned i
 CUresult fake_IpcCloseMemHandle(CUdeviceptr p)
 {
 	FAKE_ENTER("cuIpcCloseMemHandle");
+	fake_settle();
 	FAKE_NEED(fake_current() != NULL, LMC_CUDA_INVALID_CONTEXT);
 	region *r = starting(region_ipc, p);
 	FAKE_NEED(r != NULL, LMC_CUDA_INVALID_VALUE);
@@ -271,6 +272,7 @@ CUresult fake_MemHostRegister(void *p, size_t bytes, unsigned int flags)
 CUresult fake_MemHostUnregister(void *p)
 {
 	FAKE_ENTER("cuMemHostUnregister");
+	fake_settle();
 	region *r = starting(region_host, (uint64_t)(uintptr_t)p);
 	FAKE_NEED(r != NULL && !r->owned, LMC_CUDA_HOST_MEMORY_NOT_REGISTERED);
 	drop(r);
@@ -303,6 +305,7 @@ CUresult fake_MemHostAlloc(void **p, size_t bytes, unsigned int flags)
 CUresult fake_MemFreeHost(void *p)
 {
 	FAKE_ENTER("cuMemFreeHost");
+	fake_settle();
 	region *r = starting(region_host, (uint64_t)(uintptr_t)p);
 	FAKE_NEED(r != NULL && r->owned, LMC_CUDA_INVALID_VALUE);
 	munmap(p, r->bytes);
@@ -337,6 +340,7 @@ CUresult fake_MemAlloc(CUdeviceptr *p, size_t bytes)
 CUresult fake_MemFree(CUdeviceptr p)
 {
 	FAKE_ENTER("cuMemFree_v2");
+	fake_settle();
 	FAKE_NEED(fake_current() != NULL, LMC_CUDA_INVALID_CONTEXT);
 	region *r = starting(region_device, p);
 	FAKE_NEED(r != NULL, LMC_CUDA_INVALID_VALUE);

@@ -55,6 +55,21 @@ fake_slot *fake_event_page(int64_t pid, int fd)
 	return m == MAP_FAILED ? NULL : m;
 }
 
+// fake_settle waits until no stream waits for another process: as long as one
+// does, the real driver frees, unmaps and unpins nothing (seen on an H200,
+// driver 580). The lock is held.
+void fake_settle(void)
+{
+	for (;;) {
+		int waits = 0;
+		for (CUstream s = fake.streams; s != NULL; s = s->next)
+			waits |= s->foreign;
+		if (!waits || fake.aborting)
+			return;
+		nap();
+	}
+}
+
 static void copy_bytes(uint64_t dst, uint64_t src, size_t n)
 {
 	if (!fake.no_copies)
@@ -140,9 +155,10 @@ static void *stream_main(void *arg)
 		if (s->head == NULL)
 			s->tail = NULL;
 		s->busy = 1;
+		s->foreign = o->foreign;
 		run(o);
 		free_op(o);
-		s->busy = 0;
+		s->busy = s->foreign = 0;
 		pthread_cond_broadcast(&fake.changed);
 	}
 	pthread_mutex_unlock(&fake.mu);
@@ -353,6 +369,7 @@ CUresult fake_StreamWaitEvent(CUstream s, CUevent e, unsigned int flags)
 	op *o = new_op(op_wait_event, 0);
 	o->slot = e->slot;
 	o->target = atomic_load(&e->slot->recorded);
+	o->foreign = e->page != NULL;
 	FAKE_LEAVE(fake_queue(s, o));
 }
 
@@ -364,6 +381,7 @@ static CUresult value_op(enum op_kind kind, CUstream s, CUdeviceptr p, uint64_t 
 	op *o = new_op(kind, 1);
 	o->dst[0] = p;
 	o->target = value;
+	o->foreign = kind == op_wait_value && r->kind == region_ipc;
 	FAKE_LEAVE(fake_queue(s, o));
 }
 
