@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The whole test, or the stages named: lint, race, alloc, conformance, vllm.
+# The whole test, or the stages named: lint, race, alloc, conformance, vllm, demo.
 # Every stage runs, also after one failed. The end tells which tests were skipped and why, and the last line is
 # "N passed, N failed, N skipped"; the exit status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 stages=("$@")
-[ $# -ne 0 ] || stages=(lint race alloc conformance vllm)
+[ $# -ne 0 ] || stages=(lint race alloc conformance vllm demo)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -54,7 +54,7 @@ vllm() {
 
 # The five processes of a disaggregated deployment, with the real router and the real NIXL.
 demo() {
-  "$testsum" run -name demo -o "$work/5-demo.json" -plain -- make -s demo DEMO='--router real'
+  "$testsum" run -name demo -o "$work/6-demo.json" -plain -- make -s demo DEMO='--router real'
 }
 
 # Its Python environment is made once and kept; some tests of other stages use it too.
@@ -76,12 +76,12 @@ fi
 
 for stage in "${stages[@]}"; do
   case $stage in
-    lint | race | alloc | conformance | vllm)
+    lint | race | alloc | conformance | vllm | demo)
       SECONDS=0
       "$stage"
       echo "$stage: ${SECONDS} s" >&2
       ;;
-    *) echo "test.sh: no stage $stage: lint, race, alloc, conformance or vllm" >&2; exit 2 ;;
+    *) echo "test.sh: no stage $stage: lint, race, alloc, conformance, vllm or demo" >&2; exit 2 ;;
   esac
 done
 "$testsum" total "$work"/*.json

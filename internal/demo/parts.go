@@ -106,7 +106,7 @@ var errNoPython = errors.New("no python3 on PATH")
 
 // make builds the demo's own environment. It is complete once the router is in
 // it; what a run that was cut short has left is thrown away.
-func (f *finder) make(ctx context.Context) error {
+func (f *finder) make(ctx context.Context, kind string) error {
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		return errNoPython
@@ -119,12 +119,15 @@ func (f *finder) make(ctx context.Context) error {
 		return err
 	}
 	pip := filepath.Join(dir, "bin", "pip")
-	for _, argv := range [][]string{
+	steps := [][]string{
 		{python, "-m", "venv", dir},
 		// Only the library is used of NIXL's wheel: torch and numpy stay away.
 		{pip, "install", "-q", "--disable-pip-version-check", "--no-deps", "nixl-cu12==" + nixlVersion},
-		{pip, "install", "-q", "--disable-pip-version-check", "vllm-router==" + routerVersion},
-	} {
+	}
+	if kind != routerStandIn {
+		steps = append(steps, []string{pip, "install", "-q", "--disable-pip-version-check", "vllm-router==" + routerVersion})
+	}
+	for _, argv := range steps {
 		if out, err := f.run(ctx, argv...); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, tail(out)), os.RemoveAll(dir))
 		}
@@ -149,7 +152,7 @@ func (f *finder) find(ctx context.Context, kind string) (parts, error) {
 	f.findNIXL(&p, "")
 	look()
 	if p.nixl == "" || p.router == "" && kind != routerStandIn {
-		err := f.make(ctx)
+		err := f.make(ctx, kind)
 		look()
 		switch {
 		case p.router != "" || kind == routerStandIn:
