@@ -55,6 +55,20 @@ func (c *client) ask(ctx context.Context, base, path, prompt string, maxTokens i
 	if err != nil {
 		return answer{}, err
 	}
+	a, err := c.do(q)
+	if err != nil || a.status != http.StatusOK {
+		return a, err
+	}
+	if stream {
+		err = a.readStream()
+		return a, err
+	}
+	err = a.read([]byte(a.body))
+	return a, err
+}
+
+// do sends a request with a JSON body and receives the answer undecoded.
+func (c *client) do(q *http.Request) (answer, error) {
 	q.Header.Set("Content-Type", "application/json")
 	begin := time.Now()
 	r, err := c.http.Do(q)
@@ -63,14 +77,7 @@ func (c *client) ask(ctx context.Context, base, path, prompt string, maxTokens i
 	}
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	a := answer{status: r.StatusCode, body: string(body), took: time.Since(begin)}
-	if err != nil || a.status != http.StatusOK {
-		return a, err
-	}
-	if stream {
-		return a, a.readStream()
-	}
-	return a, a.read(body)
+	return answer{status: r.StatusCode, body: string(body), took: time.Since(begin)}, err
 }
 
 type wireAnswer struct {

@@ -131,7 +131,7 @@ func runDemo(ctx context.Context, s settings, p parts, out io.Writer) error {
 	}
 	t := &topology{dir: s.logs, self: self, parts: p, shape: verifyShape}
 	if s.kill != "" {
-		t.shape.lease = scenarios[s.kill].lease
+		t.shape.lease, t.shape.heartbeat = scenarios[s.kill].lease, scenarios[s.kill].heartbeat
 	}
 	defer t.stop()
 	begin := time.Now()

@@ -28,7 +28,7 @@ type shape struct {
 	prefillBlocks, decodeBlocks int
 	tokenCost                   time.Duration
 	l1GB                        string
-	lease                       string // kv_lease_duration; "" leaves the default
+	lease, heartbeat            string // kv_lease_duration, lmcache.mp.heartbeat_interval; "" leaves the default
 	noLMCache                   bool
 }
 
@@ -106,6 +106,9 @@ func (t *topology) startServers(ctx context.Context) error {
 		port *int
 		http *string
 	}{{"prefiller", &t.prefillServer, &t.prefillPort, &t.prefillServerHTTP}, {"decoder", &t.decodeServer, &t.decodePort, &t.decodeServerHTTP}} {
+		if *s.p != nil && (*s.p).alive() {
+			continue // it is the other one that is started again
+		}
 		*s.p = &process{name: s.id + "-server", argv: []string{
 			t.self, "server", "--host", "127.0.0.1", "--port", strconv.Itoa(*s.port), "--http-port", portOf(*s.http),
 			"--l1-size-gb", t.shape.l1GB, "--eviction-policy", "LRU", "--chunk-size", strconv.Itoa(chunkTokens), "--instance-id", s.id,
@@ -143,11 +146,14 @@ func (t *topology) logOf(p *process) string { return t.dir + "/" + p.name + ".lo
 // transferConfig is the deployment page's JSON; without LMCache its connector
 // is left out.
 func (t *topology) transferConfig(role string, port int) string {
-	lease := ""
+	lease, beat := "", ""
 	if t.shape.lease != "" {
 		lease = `,"kv_connector_extra_config":{"kv_lease_duration":` + t.shape.lease + `}`
 	}
-	lmcache := fmt.Sprintf(`,{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":%d}}`, port)
+	if t.shape.heartbeat != "" {
+		beat = `,"lmcache.mp.heartbeat_interval":` + t.shape.heartbeat
+	}
+	lmcache := fmt.Sprintf(`,{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_connector_extra_config":{"lmcache.mp.host":"tcp://localhost","lmcache.mp.port":%d%s}}`, port, beat)
 	if t.shape.noLMCache {
 		lmcache = ""
 	}
