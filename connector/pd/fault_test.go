@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/lmcache-go/lmcache-go/internal/testutil"
 	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 	"github.com/lmcache-go/lmcache-go/nixl"
 )
@@ -79,7 +80,7 @@ func TestStoppedProducer(t *testing.T) {
 	o.TransferTimeout = time.Second
 	consumer := newPeer(t, o)
 	consumer.Track("x", far.Params)
-	eventually(t, "the handshake", func() bool {
+	testutil.Eventually(t, "the handshake", func() bool {
 		e := consumer.engines.get(far.Params)
 		defer consumer.engines.release(e)
 		select {
@@ -159,7 +160,7 @@ func fakeProducer(t testing.TB, payload func() []byte) *Params {
 	s, err := NewSideChannel("127.0.0.1", 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	s.publish(0, 0, payload())
+	s.publish(0, payload())
 	return &Params{RemoteEngineID: "e", RemoteRequestID: "r", RemoteHost: "127.0.0.1", RemotePort: s.Port(), RemoteBlockIDs: [][]int64{{0}}, TPSize: 1}
 }
 
@@ -231,7 +232,7 @@ func TestSideChannelSurvivesGarbage(t *testing.T) {
 	s, err := NewSideChannel("localhost", 0)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
-	s.publish(0, 0, []byte("payload"))
+	s.publish(0, []byte("payload"))
 	for _, m := range [][]byte{nil, {0xc1}, {0x93, 0xa1, 'x', 0, 0}, appendRequest(nil, 5, 5)} {
 		c, err := dialSide(t.Context(), "localhost", s.Port())
 		require.NoError(t, err)
@@ -286,7 +287,7 @@ func TestCloseInAnyOrder(t *testing.T) {
 		_, err := consumer.Pull(context.Background(), "y", &silent, [][]int64{{0}})
 		failed <- err
 	}()
-	eventually(t, "the pull waits", func() bool { return consumer.engines.known() == 1 })
+	testutil.Eventually(t, "the pull waits", func() bool { return consumer.engines.known() == 1 })
 	require.NoError(t, consumer.Close())
 	require.ErrorIs(t, <-failed, ErrClosed)
 	require.NoError(t, consumer.Close())

@@ -141,8 +141,8 @@ func (l *leases) expire() time.Duration {
 	l.mu.Unlock()
 	for _, r := range over {
 		l.stats.add(func(s *Stats) { s.Expired++ })
-		// In vLLM's words, which operators search for.
-		l.log.Warn(fmt.Sprintf("Releasing expired KV blocks for request %s which were retrieved by %d remote worker(s) before lease expired.", r.RequestID, r.Readers), "held", r.Held)
+		// It begins as in vLLM, which operators search for.
+		l.log.Warn("Releasing expired KV blocks: the lease ended before all readers had them", "request", r.RequestID, "readers", r.Readers, "held", r.Held)
 		l.released(r)
 	}
 	return next

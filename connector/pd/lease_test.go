@@ -37,7 +37,7 @@ func TestLeaseEndsWithItsReaders(t *testing.T) {
 		id := "cmpl-___prefill_addr_127.0.0.1:8001___decode_addr_127.0.0.1:8002_01-0-1a2b3c4d"
 		require.NoError(t, l.add(id, time.Minute))
 		require.ErrorIs(t, l.add(id, time.Minute), ErrOffered)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // of the fake clock
 		tell(id + ":2")
 		synctest.Wait()
 		require.Empty(t, got, "one of two readers")
@@ -61,15 +61,15 @@ func TestLeaseExpires(t *testing.T) {
 		require.NoError(t, l.add("a", DefaultLease))
 		require.NoError(t, l.add("b", DefaultLease))
 		for range 9 { // 45 s
-			time.Sleep(5 * time.Second)
+			time.Sleep(5 * time.Second) //nolint:forbidigo // of the fake clock
 			tell("HB:b,unknown")
 		}
 		require.Equal(t, Release{RequestID: "a", Reason: ReleaseExpired, Held: DefaultLease}, <-got)
 		require.Empty(t, got)
-		time.Sleep(19900 * time.Millisecond)
+		time.Sleep(19900 * time.Millisecond) //nolint:forbidigo // of the fake clock
 		synctest.Wait()
 		require.Empty(t, got)
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // of the fake clock
 		synctest.Wait()
 		require.Equal(t, Release{RequestID: "b", Reason: ReleaseExpired, Held: 65 * time.Second}, <-got)
 		require.Equal(t, 2, stats.take().Expired)
@@ -84,7 +84,7 @@ func TestHeartbeatOnlyExtends(t *testing.T) {
 	leasing(t, func(l *leases, tell func(string), got releases, _ *counters) {
 		require.NoError(t, l.add("a", time.Hour))
 		tell("HB:a")
-		time.Sleep(59 * time.Minute)
+		time.Sleep(59 * time.Minute) //nolint:forbidigo // of the fake clock
 		synctest.Wait()
 		require.Empty(t, got)
 		require.True(t, l.end("a", ReleaseWithdrawn))

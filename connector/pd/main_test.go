@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/lmcache-go/lmcache-go/internal/testutil"
 	"github.com/lmcache-go/lmcache-go/nixl"
 )
 
@@ -111,22 +111,5 @@ func (r releases) add(x Release) { r <- x }
 
 func (r releases) next(t testing.TB) Release {
 	t.Helper()
-	select {
-	case x := <-r:
-		return x
-	case <-time.After(20 * time.Second):
-		t.Fatal("no release in 20 s")
-		return Release{}
-	}
-}
-
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in 20 s: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	return testutil.Receive(t, "a release", r)
 }

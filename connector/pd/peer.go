@@ -133,7 +133,7 @@ func New(o Options) (_ *Peer, err error) {
 	case "0.0.0.0", "::", "*":
 		o.Logger.Warn("consumers are told a host that they cannot connect to: set Advertise, or listen at one address", "host", p.Host())
 	}
-	p.channel.publish(0, o.TPRank, payload)
+	p.channel.publish(o.TPRank, payload)
 	notifs := p.agent.Notifications()
 	p.work.Go(func() { p.leases.run(p.ctx, notifs) })
 	p.work.Go(func() { p.beats.run(p.ctx) })
@@ -144,7 +144,7 @@ func New(o Options) (_ *Peer, err error) {
 func (p *Peer) warnUCX() {
 	tls := os.Getenv("UCX_TLS")
 	if p.mem == nixl.VRAM && tls != "" && !strings.Contains(tls, "cuda") && !strings.Contains(tls, "all") && !strings.HasPrefix(tls, "^") {
-		p.opts.Logger.Warn("UCX_TLS names no CUDA transport: GPU memory cannot be moved, or only a thousandth as fast; unset it or add cuda", "UCX_TLS", tls)
+		p.opts.Logger.Warn("UCX_TLS names no CUDA transport: GPU memory cannot be moved, or only a thousandth as fast; unset it or add cuda", "ucx_tls", tls)
 	}
 }
 
@@ -279,7 +279,7 @@ func (p *Peer) close() {
 	p.mu.Unlock()
 	p.cancel(ErrClosed)
 	if p.channel != nil {
-		p.channel.publish(0, p.opts.TPRank, nil)
+		p.channel.publish(p.opts.TPRank, nil)
 		if p.own {
 			p.closeErr = p.channel.Close()
 		}

@@ -87,7 +87,7 @@ func (p *Peer) Pull(ctx context.Context, requestID string, params *Params, local
 		}
 	} else {
 		p.stats.add(func(s *Stats) { s.FailedTransfers++ })
-		p.opts.Logger.Warn("a pull failed", "request", requestID, "engine", e.id, "remote request", params.RemoteRequestID, "err", err)
+		p.opts.Logger.Warn("a pull failed", "request", requestID, "engine", e.id, "remote_request", params.RemoteRequestID, "err", err)
 	}
 	x.end(&res)
 	return res, err

@@ -196,7 +196,7 @@ func TestHeartbeatsKeepBlocks(t *testing.T) {
 	r := got.next(t)
 	require.Equal(t, "left", r.RequestID)
 	require.Equal(t, ReleaseExpired, r.Reason)
-	time.Sleep(lease) // beyond what the first lease could have been
+	time.Sleep(lease) //nolint:forbidigo // nothing may happen beyond what the first lease could have been
 	require.Equal(t, 1, producer.Offered())
 	_, err = consumer.Pull(t.Context(), "x", params, [][]int64{{1}})
 	require.NoError(t, err)

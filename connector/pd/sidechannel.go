@@ -98,15 +98,16 @@ func (s *SideChannel) Close() error {
 	return err
 }
 
-// publish sets what is answered for a rank, nil to end that.
-func (s *SideChannel) publish(pp, tp int, payload []byte) {
+// publish sets what is answered for a rank of the only pipeline stage, nil to
+// end that.
+func (s *SideChannel) publish(tp int, payload []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if payload == nil {
-		delete(s.payloads, rank{pp, tp})
+		delete(s.payloads, rank{tp: tp})
 		return
 	}
-	s.payloads[rank{pp, tp}] = payload
+	s.payloads[rank{tp: tp}] = payload
 	s.generation++
 }
 

@@ -37,7 +37,7 @@ var edges = map[string][]string{
 	"connector/multi/nixlpull": {"connector", "connector/multi", "connector/pd"},
 
 	"bench":       {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "mpserver/torchpickle", "l1cache", "internal"},
-	"conformance": {"connector", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
+	"conformance": {"connector", "connector/pd", "nixl", "mpserver", "mpserver/wire", "mpserver/hash", "l1cache", "internal"},
 	"gputest":     {"connector", "mpserver/wire", "internal"},
 }
 
