@@ -37,15 +37,22 @@ func (e *engine) warm(r *request, want int) {
 
 func TestTwoRanks(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode TransferMode) {
-		s := startServer(t, nil)
-		e := newEngine(t, engineOptions{urls: []string{s.Addr()}, mode: mode, ranks: 2})
-		e.cold(newRequest("cold", prompt(1, 600)))
-		e.warm(newRequest("warm", prompt(1, 600)), 512)
-		requireTrace(t, "scheduler", e.s,
-			"PING(None)", "LOOKUP[0,512)", "QUERY->0", "REPORT 38 blocks 600 tokens", "END_SESSION", "LOOKUP[0,512)", "QUERY->2", "END_SESSION")
-		requireTrace(t, "worker 0", e.w[0], moves(mode, "PING(id)", "STORE[0,512) worker 0 of 2 32 blocks", "RETRIEVE[0,512) worker 0 of 2 32 blocks skip 0")...)
-		requireTrace(t, "worker 1", e.w[1], moves(mode, "PING(id)", "STORE[0,512) worker 1 of 2 32 blocks", "RETRIEVE[0,512) worker 1 of 2 32 blocks skip 0")...)
+		twoRanks(t, startServer(t, nil).Addr(), mode)
 	})
+}
+
+// twoRanks is the row of TP=2: one lookup, and every rank moves its own part.
+func twoRanks(t *testing.T, url string, mode TransferMode) {
+	t.Helper()
+	e := newEngine(t, engineOptions{urls: []string{url}, mode: mode, ranks: 2})
+	tokens := prompt(9, 600)
+	e.cold(newRequest("cold", tokens))
+	awaitStored(t, url, 2, tokens, 256, 2)
+	e.warm(newRequest("warm", tokens), 512)
+	requireTrace(t, "scheduler", e.s,
+		"PING(None)", "LOOKUP[0,512)", "QUERY->0", "REPORT 38 blocks 600 tokens", "END_SESSION", "LOOKUP[0,512)", "QUERY->2", "END_SESSION")
+	requireTrace(t, "worker 0", e.w[0], moves(mode, "PING(id)", "STORE[0,512) worker 0 of 2 32 blocks", "RETRIEVE[0,512) worker 0 of 2 32 blocks skip 0")...)
+	requireTrace(t, "worker 1", e.w[1], moves(mode, "PING(id)", "STORE[0,512) worker 1 of 2 32 blocks", "RETRIEVE[0,512) worker 1 of 2 32 blocks skip 0")...)
 }
 
 // Of two servers the one with less counts, and the other one's holds beyond it

@@ -66,6 +66,7 @@ func TestTracesOfTheReference(t *testing.T) {
 			t.Run(string(mode), func(t *testing.T) {
 				require.NoError(t, dial(t, url, Options{}).Clear(t.Context(), true))
 				traces(t, url, mode, false)
+				t.Run("two ranks", func(t *testing.T) { twoRanks(t, url, mode) })
 			})
 		}
 	})
