@@ -35,6 +35,10 @@ type wireReply []byte
 func serveSink(url string, out io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	return runSink(ctx, url, out)
+}
+
+func runSink(ctx context.Context, url string, out io.Writer) error {
 	s := &sink{chunkTokens: 256, lookups: map[string]int{}, pickles: map[int]wireReply{}}
 	r := zmtp.NewRouter(zmtp.RouterOptions{Handler: s})
 	bound, err := r.Listen(url)

@@ -224,7 +224,8 @@ func TestStalledMessages(t *testing.T) {
 	idle := dealer(t, url)
 	wait(t, "an idle peer", h.came)
 	for _, raw := range [][]byte{
-		AppendFrame(nil, []byte("first"), true), {flagMore},
+		AppendFrame(nil, []byte("first"), true),
+		{flagMore},
 		append(AppendHead(nil, 3<<20, false), make([]byte, 2<<20)...),
 	} {
 		d := dealer(t, url)
