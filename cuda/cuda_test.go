@@ -316,7 +316,7 @@ func TestExpandable(t *testing.T) {
 	for i := range 2 {
 		fd, err := unix.MemfdCreate("segment", unix.MFD_CLOEXEC)
 		require.NoError(t, err)
-		defer unix.Close(fd) //nolint:errcheck // a test's helper
+		defer func() { _ = unix.Close(fd) }()
 		require.NoError(t, unix.Ftruncate(fd, segment))
 		_, err = unix.Pwrite(fd, bytes.Repeat([]byte{byte(i + 1)}, segment), 0)
 		require.NoError(t, err)

@@ -65,7 +65,7 @@ func (d *Driver) look(ordinal int) (*Device, error) {
 	}
 	dev := &Device{Ordinal: ordinal, handle: f.Out[0]}
 	f = capi.Frame{In: [8]uint64{dev.handle}}
-	if err := d.call(nil, capi.DeviceGetUuid, &f); err != nil {
+	if err := d.call(nil, capi.DeviceGetUUID, &f); err != nil {
 		return nil, err
 	}
 	dev.UUID = formatUUID(f.Blob[:16])
@@ -79,7 +79,7 @@ func (d *Driver) look(ordinal int) (*Device, error) {
 	}
 	dev.Name = text(&f)
 	f.Blob = [128]byte{}
-	if d.call(dev, capi.DeviceGetPCIBusId, &f) == nil {
+	if d.call(dev, capi.DeviceGetPCIBusID, &f) == nil {
 		dev.PCIBusID = strings.ToLower(text(&f))
 	}
 	pitch, major, minor := 0, 0, 0

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ErrNoNVML: the management library cannot be loaded. A driver without it
-// works; only the inventory is missing.
+// ErrNoNVML says that the management library cannot be loaded. A driver without
+// it works; only the inventory is missing.
 var ErrNoNVML = errors.New("cuda: no NVML")
 
 // GPU is what the management library says of one, without a context on it.

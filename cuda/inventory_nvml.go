@@ -24,7 +24,7 @@ func takeInventory(lib nvml.Interface, sysfs string) (inv Inventory, err error) 
 	if r := lib.Init(); r != nvml.SUCCESS {
 		return inv, fmt.Errorf("%w: libnvidia-ml.so.1: %w; the NVIDIA driver brings it, and a container gets it by NVIDIA_DRIVER_CAPABILITIES=compute,utility", ErrNoNVML, nvmlError{r})
 	}
-	defer lib.Shutdown()
+	defer func() { _ = lib.Shutdown() }()
 	var r nvml.Return
 	if inv.DriverVersion, r = lib.SystemGetDriverVersion(); r != nvml.SUCCESS {
 		return inv, fmt.Errorf("cuda: nvml: driver version: %w", nvmlError{r})

@@ -4,9 +4,11 @@ import "fmt"
 
 // Result is a result code of the driver. Every error of a driver call wraps
 // one: errors.Is(err, cuda.InvalidContext).
-type Result int32
+type Result int32 //nolint:errname // as the driver says it
 
 // Results that this package or its callers tell apart (cuda.h, CUresult).
+//
+//nolint:errname // they are the driver's names, and the type says what they are
 const (
 	InvalidValue         Result = 1
 	OutOfMemory          Result = 2
@@ -84,6 +86,7 @@ func (r Result) Sticky() bool {
 	switch r {
 	case IllegalAddress, LaunchFailed, ECCUncorrectable, ContextDestroyed, Deinitialized, Unknown:
 		return true
+	default:
+		return r >= 714 && r <= 718 // bad instructions and addresses of kernels
 	}
-	return r == 717 || r == 718 || r == 714 || r == 715 || r == 716 // bad instructions and addresses of kernels
 }

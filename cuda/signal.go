@@ -3,7 +3,6 @@ package cuda
 import (
 	"encoding/binary"
 	"fmt"
-	"sync"
 
 	"github.com/lmcache-go/lmcache-go/cuda/internal/capi"
 )
@@ -105,10 +104,9 @@ type timeline struct {
 
 // slot is a stream's place in the timeline.
 type slot struct {
-	mu     sync.Mutex // orders numbers with their writes; held across the call that queues both
 	line   *timeline
 	offset uint64
-	value  uint64 // guarded by mu: the latest number queued
+	value  uint64 // the latest number queued; of whoever submits to the stream
 }
 
 // timelineSlot gives a stream its place.

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/lmcache-go/lmcache-go/cuda/internal/capi"
 )
@@ -95,8 +96,9 @@ const (
 	batchSize = 512 // copies in one call of the driver: more are not faster, and the first begins later
 )
 
-// Rect is a 2-D copy: Height rows of Width bytes, so many bytes apart.
-type Rect = capi.Rect
+// Rect is a 2-D copy: Height rows of Width bytes, which lie DstPitch and
+// SrcPitch bytes apart.
+type Rect struct{ Dst, Src, Width, Height, DstPitch, SrcPitch uint64 }
 
 // Request is what [Stream.Submit] queues: wait for After, copy, tell. The
 // slices may be used again when Submit has returned; memory that is copied, and
@@ -178,7 +180,7 @@ func (s *Stream) Submit(r *Request) (Receipt, error) {
 		s.slot.value++
 		j.RecordAddress, j.RecordValue = s.slot.line.buffer.Address+s.slot.offset, s.slot.value
 	}
-	res := Result(s.c.d.c.Submit(j, r.Dst, r.Src, r.Size, r.Rects))
+	res := Result(s.c.d.c.Submit(j, r.Dst, r.Src, r.Size, rects(r.Rects)))
 	out := Receipt{Queued: j.Queued != capi.QueuedNothing, Unmarked: j.Queued == capi.QueuedUnmarked, Copies: int(j.Copies), imported: j.Imported}
 	if j.Exported != 0 {
 		s.c.keep(j.Exported)
@@ -199,6 +201,11 @@ func (s *Stream) Submit(r *Request) (Receipt, error) {
 	case SignalNone:
 	}
 	return out, nil
+}
+
+// rects are the same, as C has them.
+func rects(r []Rect) []capi.Rect {
+	return unsafe.Slice((*capi.Rect)(unsafe.Pointer(unsafe.SliceData(r))), len(r))
 }
 
 // line is the mapping of an engine's timeline buffer.

@@ -210,6 +210,6 @@ func (x *exporting) look(r *request) (a answer, err error) {
 		if time.Since(begin) > 10*time.Second {
 			return a, fmt.Errorf("the signal did not fire")
 		}
-		time.Sleep(50 * time.Microsecond) //nolint:forbidigo // the exporter looks as an engine does, once in a while
+		time.Sleep(50 * time.Microsecond) // as an engine does, once in a while
 	}
 }

@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -56,7 +57,7 @@ func StartExporter(t testing.TB, sizeBytes int64) *Exporter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(exe)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), exe) // Stop ends it
 	cmd.Env = append(os.Environ(), childEnv+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

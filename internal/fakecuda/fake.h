@@ -87,6 +87,7 @@ struct CUstream_st {
 	op *head, *tail;
 	int busy, closing, device;
 	int foreign; // waits for another process
+	int waiting; // for anything
 };
 
 // state is everything; all of it is guarded by mu but what copies touch.

@@ -103,7 +103,7 @@ CUresult fake_DeviceGet(CUdevice *dev, int ordinal)
 	FAKE_LEAVE(LMC_CUDA_SUCCESS);
 }
 
-CUresult fake_DeviceGetUuid(CUuuid *uuid, CUdevice dev)
+CUresult fake_DeviceGetUUID(CUuuid *uuid, CUdevice dev)
 {
 	FAKE_ENTER("cuDeviceGetUuid_v2");
 	memcpy(uuid->bytes, "\xfa\xce\0\0fake-cuda-\0", 16);
@@ -148,7 +148,7 @@ CUresult fake_DeviceGetAttribute(int *value, int attribute, CUdevice dev)
 	FAKE_LEAVE(LMC_CUDA_SUCCESS);
 }
 
-CUresult fake_DeviceGetPCIBusId(char *id, int len, CUdevice dev)
+CUresult fake_DeviceGetPCIBusID(char *id, int len, CUdevice dev)
 {
 	FAKE_ENTER("cuDeviceGetPCIBusId");
 	snprintf(id, (size_t)len, "0000:%02X:00.0", 0x18 + dev);

@@ -55,15 +55,15 @@ fake_slot *fake_event_page(int64_t pid, int fd)
 	return m == MAP_FAILED ? NULL : m;
 }
 
-// fake_settle waits until no stream waits for another process: as long as one
-// does, the real driver frees, unmaps and unpins nothing (seen on an H200,
+// fake_settle waits until nothing runs and no stream waits for another process:
+// the real driver frees, unmaps and unpins nothing before that (seen on an H200,
 // driver 580). The lock is held.
 void fake_settle(void)
 {
 	for (;;) {
 		int waits = 0;
 		for (CUstream s = fake.streams; s != NULL; s = s->next)
-			waits |= s->foreign;
+			waits |= s->foreign || ((s->busy || s->head != NULL) && !s->waiting);
 		if (!waits || fake.aborting)
 			return;
 		nap();
@@ -156,9 +156,10 @@ static void *stream_main(void *arg)
 			s->tail = NULL;
 		s->busy = 1;
 		s->foreign = o->foreign;
+		s->waiting = o->kind == op_wait_event || o->kind == op_wait_value;
 		run(o);
 		free_op(o);
-		s->busy = s->foreign = 0;
+		s->busy = s->foreign = s->waiting = 0;
 		pthread_cond_broadcast(&fake.changed);
 	}
 	pthread_mutex_unlock(&fake.mu);

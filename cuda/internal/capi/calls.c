@@ -78,14 +78,14 @@ CUresult lmc_cuda_call(const lmc_cuda *t, int f, lmc_frame *c)
 	case LMC_F_DeviceGetAttribute:
 	case LMC_F_DeviceCanAccessPeer:
 		return device_call(t, f, c);
-	case LMC_F_DeviceGetUuid:
-		return t->DeviceGetUuid(P(CUuuid *, c->blob), (int)c->in[0]);
+	case LMC_F_DeviceGetUUID:
+		return t->DeviceGetUUID(P(CUuuid *, c->blob), (int)c->in[0]);
 	case LMC_F_DeviceGetName:
 		return t->DeviceGetName(P(char *, c->blob), (int)sizeof c->blob, (int)c->in[0]);
 	case LMC_F_DeviceTotalMem:
 		return t->DeviceTotalMem(P(size_t *, &c->out[0]), (int)c->in[0]);
-	case LMC_F_DeviceGetPCIBusId:
-		return t->DeviceGetPCIBusId(P(char *, c->blob), (int)sizeof c->blob, (int)c->in[0]);
+	case LMC_F_DeviceGetPCIBusID:
+		return t->DeviceGetPCIBusID(P(char *, c->blob), (int)sizeof c->blob, (int)c->in[0]);
 	case LMC_F_CtxEnablePeerAccess:
 		return t->CtxEnablePeerAccess(P(CUcontext, c->in[0]), 0);
 	case LMC_F_DevicePrimaryCtxSetFlags:

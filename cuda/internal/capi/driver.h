@@ -115,11 +115,11 @@ _Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 	F(GetErrorName, "cuGetErrorName", 0, (CUresult r, const char **text))                                          \
 	F(DeviceGetCount, "cuDeviceGetCount", 1, (int *n))                                                             \
 	F(DeviceGet, "cuDeviceGet", 1, (CUdevice * dev, int ordinal))                                                  \
-	F(DeviceGetUuid, "cuDeviceGetUuid_v2", 1, (CUuuid * uuid, CUdevice dev))                                       \
+	F(DeviceGetUUID, "cuDeviceGetUuid_v2", 1, (CUuuid * uuid, CUdevice dev))                                       \
 	F(DeviceGetName, "cuDeviceGetName", 1, (char *name, int len, CUdevice dev))                                    \
 	F(DeviceTotalMem, "cuDeviceTotalMem_v2", 1, (size_t * bytes, CUdevice dev))                                    \
 	F(DeviceGetAttribute, "cuDeviceGetAttribute", 1, (int *value, int attribute, CUdevice dev))                    \
-	F(DeviceGetPCIBusId, "cuDeviceGetPCIBusId", 0, (char *id, int len, CUdevice dev))                              \
+	F(DeviceGetPCIBusID, "cuDeviceGetPCIBusId", 0, (char *id, int len, CUdevice dev))                              \
 	F(DeviceCanAccessPeer, "cuDeviceCanAccessPeer", 0, (int *can, CUdevice dev, CUdevice peer))                    \
 	F(CtxEnablePeerAccess, "cuCtxEnablePeerAccess", 0, (CUcontext peer, unsigned int flags))                       \
 	F(DevicePrimaryCtxSetFlags, "cuDevicePrimaryCtxSetFlags_v2", 1, (CUdevice dev, unsigned int flags))            \

@@ -13,11 +13,11 @@ const (
 	GetErrorName
 	DeviceGetCount
 	DeviceGet
-	DeviceGetUuid
+	DeviceGetUUID
 	DeviceGetName
 	DeviceTotalMem
 	DeviceGetAttribute
-	DeviceGetPCIBusId
+	DeviceGetPCIBusID
 	DeviceCanAccessPeer
 	CtxEnablePeerAccess
 	DevicePrimaryCtxSetFlags
@@ -79,11 +79,11 @@ var names = [numFuncs]string{
 	GetErrorName:                 "cuGetErrorName",
 	DeviceGetCount:               "cuDeviceGetCount",
 	DeviceGet:                    "cuDeviceGet",
-	DeviceGetUuid:                "cuDeviceGetUuid_v2",
+	DeviceGetUUID:                "cuDeviceGetUuid_v2",
 	DeviceGetName:                "cuDeviceGetName",
 	DeviceTotalMem:               "cuDeviceTotalMem_v2",
 	DeviceGetAttribute:           "cuDeviceGetAttribute",
-	DeviceGetPCIBusId:            "cuDeviceGetPCIBusId",
+	DeviceGetPCIBusID:            "cuDeviceGetPCIBusId",
 	DeviceCanAccessPeer:          "cuDeviceCanAccessPeer",
 	CtxEnablePeerAccess:          "cuCtxEnablePeerAccess",
 	DevicePrimaryCtxSetFlags:     "cuDevicePrimaryCtxSetFlags_v2",
