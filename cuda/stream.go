@@ -105,7 +105,10 @@ type Rect struct{ Dst, Src, Width, Height, DstPitch, SrcPitch uint64 }
 // the Done event, not before Done has happened.
 type Request struct {
 	Direction Direction
-	// After is waited for first.
+	// After is waited for first, in the stream. While it waits for another
+	// process, the driver unmaps, frees and unpins nothing in this context, and
+	// thousands of copies behind it stop other streams (seen on an H200): ask
+	// from the host instead where that process may die.
 	After Signal
 	// Dst, Src and Size of plain copies, all of one length.
 	Dst, Src, Size []uint64
