@@ -65,6 +65,7 @@ type Server struct {
 
 	// draining: the server stops; new requests hear their failure.
 	draining  atomic.Bool
+	refusedAt atomic.Int64 // when a refused connection was told of, unix ns
 	directly  atomic.Int64 // stores whose bytes were read straight into the pool
 	closeOnce sync.Once
 	closeErr  error

@@ -1,7 +1,9 @@
 package mpserver
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"runtime/debug"
 	"time"
@@ -47,7 +49,16 @@ func (k socket) Disconnected(p *zmtp.Peer, err error) {
 	k.s.log.Debug("connection ended", "component", "mq", "peer", p.RemoteAddr().String(), "err", err)
 }
 
+// refusedEvery bounds how often refused connections are told of: who is refused
+// tries again at once.
+const refusedEvery = 10 * time.Second
+
 func (k socket) Refused(addr net.Addr, err error) {
 	k.s.met.Dropped("handshake")
-	k.s.log.Debug("connection refused", "component", "mq", "peer", addr.String(), "err", err)
+	level := slog.LevelDebug
+	now := time.Now().UnixNano()
+	if last := k.s.refusedAt.Load(); now-last > int64(refusedEvery) && k.s.refusedAt.CompareAndSwap(last, now) {
+		level = slog.LevelWarn
+	}
+	k.s.log.Log(context.Background(), level, "a connection to the request port was refused", "component", "mq", "peer", addr.String(), "err", err)
 }
