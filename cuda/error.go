@@ -85,6 +85,8 @@ func remedy(call string, r Result) string {
 		return "an NVSwitch machine needs nvidia-fabricmanager of the driver's version"
 	case r == UnsupportedPTX:
 		return "update the driver, or rebuild the kernels with an older compiler (make kernels)"
+	case r.Sticky():
+		return "the GPU has failed this process for good (see dmesg for Xid errors): restart it"
 	}
 	return ""
 }
