@@ -19,6 +19,7 @@ type engines struct {
 	mu   sync.Mutex
 	byID map[string]*engine // guarded by mu
 	byAt map[string]*engine // guarded by mu; by the address of the side channel
+	left []*engine          // guarded by mu; to be forgotten at the end of Close
 
 	// loading is held while the agent loads or forgets a peer, and guards refs:
 	// two entries may share one remote, when an engine has registered again.
@@ -122,6 +123,13 @@ func (e *engine) lost() bool {
 	return false
 }
 
+// hold counts one more user of an entry that has one.
+func (s *engines) hold(e *engine) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.users++
+}
+
 func (s *engines) release(e *engine) {
 	s.mu.Lock()
 	e.users--
@@ -146,8 +154,8 @@ func (s *engines) retire(e *engine) {
 	if s.byAt[e.at] == e {
 		delete(s.byAt, e.at)
 	}
-	if e.users == 0 {
-		s.p.spawn(func() { s.forget(e) })
+	if e.users == 0 && !s.p.spawn(func() { s.forget(e) }) {
+		s.left = append(s.left, e)
 	}
 }
 
@@ -197,6 +205,17 @@ func (s *engines) close() {
 	defer s.mu.Unlock()
 	for _, e := range s.byID {
 		s.retire(e)
+	}
+}
+
+// forgetAll forgets what close has left, when nothing runs any more.
+func (s *engines) forgetAll() {
+	s.mu.Lock()
+	left := s.left
+	s.left = nil
+	s.mu.Unlock()
+	for _, e := range left {
+		s.forget(e)
 	}
 }
 

@@ -287,7 +287,11 @@ func TestCloseInAnyOrder(t *testing.T) {
 		_, err := consumer.Pull(context.Background(), "y", &silent, [][]int64{{0}})
 		failed <- err
 	}()
-	testutil.Eventually(t, "the pull waits", func() bool { return consumer.engines.known() == 1 })
+	testutil.Eventually(t, "the pull waits", func() bool {
+		consumer.engines.mu.Lock()
+		defer consumer.engines.mu.Unlock()
+		return consumer.engines.byID["silent"] != nil
+	})
 	require.NoError(t, consumer.Close())
 	require.ErrorIs(t, <-failed, ErrClosed)
 	require.NoError(t, consumer.Close())

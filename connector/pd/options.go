@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/cuda"
 	"github.com/lmcache-go/lmcache-go/nixl"
 )
 
@@ -75,6 +76,16 @@ type Options struct {
 	// Shared are the parts of Memory that are shared memory of this host; see
 	// [SharedMemory].
 	Shared []SharedMemory
+	// SharedGPU are the allocations of GPU memory in Memory that can be mapped
+	// by CUDA IPC; see [SharedGPU].
+	SharedGPU []SharedGPU
+	// CUDA is the context of this rank's GPU, by which it reads the GPU memory of
+	// producers on its host. The caller holds it until Close has returned. nil:
+	// it is read through NIXL.
+	CUDA *cuda.Context
+	// PullBlocks is how many multiprocessors reading by CUDA takes from whoever
+	// else computes, while it lasts. Default 32.
+	PullBlocks int
 	// NoDirect neither offers nor uses ways around NIXL.
 	NoDirect bool
 

@@ -68,6 +68,7 @@ type Peer struct {
 	leases  *leases
 	engines *engines
 	beats   *heartbeats
+	gpu     *gpuPuller // nil without Options.CUDA
 
 	ctx       context.Context //nolint:containedctx // the life of the peer
 	cancel    context.CancelCauseFunc
@@ -97,6 +98,9 @@ func New(o Options) (_ *Peer, err error) {
 	p.leases = newLeases(&p.opts, &p.stats)
 	p.engines = newEngines(p)
 	p.beats = newHeartbeats(p)
+	if o.CUDA != nil {
+		p.gpu = &gpuPuller{ctx: o.CUDA, blocks: o.PullBlocks}
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close())
@@ -254,14 +258,16 @@ func (p *Peer) begin() error {
 	return nil
 }
 
-// spawn runs f in a goroutine that Close waits for.
-func (p *Peer) spawn(f func()) {
-	if p.begin() == nil {
-		go func() {
-			defer p.work.Done()
-			f()
-		}()
+// spawn runs f in a goroutine that Close waits for; false when Close has begun.
+func (p *Peer) spawn(f func()) bool {
+	if p.begin() != nil {
+		return false
 	}
+	go func() {
+		defer p.work.Done()
+		f()
+	}()
+	return true
 }
 
 // Close ends the peer: waits for pulls end with [ErrClosed], offers are released
@@ -291,6 +297,8 @@ func (p *Peer) close() {
 	}
 	close(p.agentGone)
 	p.work.Wait()
+	p.gpu.close()
+	p.engines.forgetAll()
 	p.leases.close()
 	if busy == nil || !errors.Is(busy, nixl.ErrBusy) {
 		close(p.done)

@@ -131,6 +131,7 @@ type pull struct {
 
 	xfers   []*nixl.Transfer
 	copies  []directCopy
+	copying <-chan struct{} // closed when the copies have ended; nil without any
 	bytes   int64
 	elapsed time.Duration
 }
@@ -151,6 +152,7 @@ func (x *pull) make(params *Params, local [][]int64) error {
 			x.bytes += int64(sp.bytes)
 		}
 		if c, ok := r.direct.prepare(spans); ok {
+			c.rank = r
 			x.copies = append(x.copies, c)
 			continue
 		}
@@ -184,6 +186,7 @@ func (x *pull) run(ctx context.Context) error {
 	if err := x.runDirect(ctx); err != nil {
 		return err
 	}
+	x.elapsed = time.Since(start)
 	for i, t := range x.xfers {
 		done, err := t.Post()
 		if err != nil {
@@ -243,12 +246,24 @@ func (x *pull) end(res *Result) {
 			open = append(open, t)
 		}
 	}
-	if len(open) == 0 {
+	copying := x.copying
+	select {
+	case <-copying:
+		copying = nil
+	default:
+	}
+	if len(open) == 0 && copying == nil {
 		return
 	}
 	c := make(chan struct{})
 	res.Settled = c
+	e := x.e
+	x.p.engines.hold(e)  // what is copied from stays mapped
 	x.p.work.Go(func() { // Pull still counts as work, so Close has not ended
+		defer x.p.engines.release(e)
+		if copying != nil {
+			<-copying
+		}
 		for _, t := range open {
 			select {
 			case <-t.Settled():
