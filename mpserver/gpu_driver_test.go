@@ -92,7 +92,7 @@ func TestDriverRoundTrip(t *testing.T) {
 // Whatever call of the driver fails: every request is answered, nothing is
 // left of it, and the same worker is served afterwards.
 func TestDriverCallsThatFail(t *testing.T) {
-	s, f, drv := driverServer(t, func(o *Options) { o.PendingLookupTimeout = 50 * time.Millisecond })
+	s, f, drv := driverServer(t, func(o *Options) { o.PendingLookupTimeout = 5 * time.Second })
 	e := exporter(t, s, f, drv, 0, 101, 1, false)
 	seq := uint32(0)
 	// life is all that a worker does; it says how far it came.
