@@ -185,7 +185,7 @@ func ownFlags() []row {
 			},
 		},
 		{
-			name: "workers", kind: kindInt, def: "0", help: "requests that run at once beside the request loop; 0 is twice the CPUs, at least 4", check: between(0, 1<<16),
+			name: "workers", kind: kindInt, def: "0", help: "requests in lanes that run at once: larger ones, and those that copy; 0 is twice the CPUs, at least 4", check: between(0, 1<<16),
 			apply: func(o *mpserver.Options, v value) { o.Workers = int(v.n) },
 		},
 		{
@@ -193,8 +193,8 @@ func ownFlags() []row {
 			apply: func(o *mpserver.Options, v value) { o.LaneDepth = int(v.n) },
 		},
 		{
-			name: "max-message-size", kind: kindSize, unit: 1, def: "2147483647", help: "largest frame that is read, in bytes or with a unit",
-			check: between(64<<10, 1<<31-1),
+			name: "max-message-size", kind: kindSize, unit: 1, def: "4160MiB", help: "largest message that is read, in bytes or with a unit",
+			check: between(64<<10, 4160<<20),
 			apply: func(o *mpserver.Options, v value) { o.MaxMessageBytes = v.n },
 		},
 		{
