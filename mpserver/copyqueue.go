@@ -106,7 +106,7 @@ type copyJob struct {
 	q     *copyQueue
 	job   device.Job
 	begin time.Time
-	late  *time.Timer // nil where the deadline does not apply
+	late  *time.Timer // calls the copy off
 	// finish publishes or releases and says why the transfer failed, or "".
 	finish  func(error) string
 	refusal string // why it copies nothing and fails, if it does
@@ -115,7 +115,8 @@ type copyJob struct {
 }
 
 // submit queues the copies of r and answers when nothing can touch the
-// client's blocks any more, or, if the device has events, at once with one.
+// client's blocks any more, or, if the device has events, with one when its
+// engine has come to that of the request.
 // finish is called exactly once, on any goroutine, and must not wait.
 //
 // Answers of one instance and direction come in the order of its requests, also
@@ -134,16 +135,17 @@ func (s *Server) submitJob(c *copyJob, dir copyplan.Direction, plan *copyplan.Pl
 	}
 	c.job = device.Job{Direction: dir, Plan: plan, Engine: t.d.memory, Pool: s.arena.Bytes(), After: t.event, Done: c.done}
 	traits := t.d.dev.Traits()
-	limit := c.begin.Add(s.copyLimit(r))
-	if traits.AnswerAtDone || dir == copyplan.Store {
-		// A copy that does not begin or end in time is called off; the answer
-		// still waits until it cannot write any more. A load that the client
-		// was told of must not be: its event would fire all the same.
-		c.late = time.AfterFunc(time.Until(limit), func() {
-			s.met.TimedOut("copy")
-			q.stream.Cancel(&c.job)
-		})
+	if !traits.AnswerAtDone {
+		c.job.Begun = c.begun
 	}
+	// A copy that does not begin or end in time is called off; the answer still
+	// waits until it cannot write any more. A load that the client was told of
+	// must not be: its event would fire all the same.
+	limit := c.begin.Add(s.copyLimit(r))
+	c.late = time.AfterFunc(time.Until(limit), func() {
+		s.met.TimedOut("copy")
+		q.stream.Cancel(&c.job)
+	})
 	s.met.TransferBegun(direction(dir), t.d.name)
 	event, err := q.submit(&c.job)
 	switch {
@@ -156,17 +158,33 @@ func (s *Server) submitJob(c *copyJob, dir copyplan.Direction, plan *copyplan.Pl
 		}
 		return s.failed(r, c.refusal)
 	}
-	if c.late != nil && !time.Now().Before(limit) {
+	told := !traits.AnswerAtDone && event != nil
+	if told && dir == copyplan.Load {
+		c.late.Stop()
+	} else if !time.Now().Before(limit) {
 		q.stream.Cancel(&c.job) // the timer may have been too early
 	}
-	switch {
-	case traits.AnswerAtDone:
-		return reply{kind: replyLater}
-	case c.refusal != "":
+	if !told {
+		return reply{kind: replyLater} // by begun or done
+	}
+	return c.answer(event)
+}
+
+// answer is the one of a copy that has begun.
+func (c *copyJob) answer(event []byte) reply {
+	if c.refusal != "" {
 		// The event keeps the order: it fires after the copies before it.
 		return value(wire.AppendStoreReply(nil, event, false)).because(c.refusal)
 	}
-	return s.outcome(r, "", event)
+	return c.s.outcome(c.r, "", event)
+}
+
+// begun answers a client whose engine had not come to its event at Submit.
+func (c *copyJob) begun(event []byte) {
+	if c.job.Direction == copyplan.Load {
+		c.late.Stop()
+	}
+	c.s.later(c.r, c.answer(event))
 }
 
 // copyLimit is how long the copies of r may take.
@@ -184,10 +202,15 @@ func (c *copyJob) done(err error) {
 	reason := c.settle(err)
 	c.q.done(&c.job)
 	defer close(c.ended)
-	if !traits.AnswerAtDone {
-		return // the client was answered after Submit
-	}
-	c.s.later(c.r, c.s.outcome(c.r, reason, []byte(traits.StubEvent)))
+	switch {
+	case traits.AnswerAtDone:
+		c.s.later(c.r, c.s.outcome(c.r, reason, []byte(traits.StubEvent)))
+	case errors.Is(err, device.ErrUnbegun):
+		if c.refusal != "" {
+			reason = c.refusal
+		}
+		c.s.later(c.r, c.s.failed(c.r, reason))
+	} // else the client was told when it began
 }
 
 // whenEnded answers a transfer that has failed in the middle, once nothing of it
@@ -206,9 +229,7 @@ func (s *Server) whenEnded(c *copyJob) reply {
 // settle books the end of the copy and lets go of everything.
 func (c *copyJob) settle(err error) (reason string) {
 	s, d := c.s, c.t.d
-	if c.late != nil {
-		c.late.Stop()
-	}
+	c.late.Stop()
 	defer func() {
 		if p := recover(); p != nil {
 			// The request is answered; the store says by itself if it is broken.
@@ -226,7 +247,7 @@ func (c *copyJob) settle(err error) (reason string) {
 		s.met.TransferEnded(dir, d.name, 0)
 		s.failures.explain(c.r.op.String(), copyReason(err), err)
 		log := s.log.With("component", "device", "op", c.r.op.String(), "instance_id", d.instance, "request_id", c.t.RequestID, "err", err)
-		if dir == metrics.Retrieve && !c.refused && c.refusal == "" && !d.dev.Traits().AnswerAtDone && !c.q.isEnded() {
+		if dir == metrics.Retrieve && !c.refused && c.refusal == "" && !errors.Is(err, device.ErrUnbegun) && !d.dev.Traits().AnswerAtDone && !c.q.isEnded() {
 			log.Error("a load failed after its engine was told that it would come: answers of that engine may be wrong; restart it")
 		} else {
 			log.Warn("a copy failed")

@@ -77,11 +77,6 @@ type CUDA struct {
 	closed   bool                     // guarded by mu
 	released bool                     // guarded by mu
 	stats    Stats                    // guarded by mu
-
-	flagMu   sync.Mutex
-	flags    *cuda.Buffer // guarded by flagMu; nil until a job waits for its engine
-	flagFree []*flag      // guarded by flagMu
-	flagNext uint64       // guarded by flagMu
 }
 
 var _ Device = (*CUDA)(nil)
@@ -302,9 +297,6 @@ func (d *CUDA) release() {
 		for range n {
 			_ = m.Release()
 		}
-	}
-	if d.flags != nil {
-		_ = d.flags.Free()
 	}
 	_ = d.ctx.Release() // the device is of no more use either way
 }

@@ -15,9 +15,7 @@ import (
 // process has died, that is for ever; and some thousand copies queued behind
 // such a wait stop every other stream (both seen on an H200, driver 580). So
 // the engine's event is looked at from here, which costs 0.02 µs, and copies are
-// queued when it has fired. The client's answer is then an event that is
-// recorded in a second stream, behind a wait for a number of our own, which the
-// first stream writes behind the copies, and which we can always write.
+// queued, and the client is answered, when it has fired.
 
 // gate is what a job waits for before its copies are queued.
 type gate struct {
@@ -107,95 +105,6 @@ func (g *gate) close() {
 	*g = gate{}
 }
 
-// flag is a number in device memory that only grows: how many promised answers
-// of one stream may be given.
-type flag struct{ address, value uint64 }
-
-// flagsMax is the size of the device's buffer for flags, in bytes.
-const flagsMax = 32 << 10
-
-// takeFlag gives a stream its flag.
-func (d *CUDA) takeFlag() (*flag, error) {
-	d.flagMu.Lock()
-	defer d.flagMu.Unlock()
-	if n := len(d.flagFree); n > 0 {
-		f := d.flagFree[n-1]
-		d.flagFree = d.flagFree[:n-1]
-		return f, nil
-	}
-	if d.flags == nil {
-		b, err := d.ctx.Alloc(flagsMax)
-		if err != nil {
-			return nil, err
-		}
-		st, err := d.ctx.NewStream()
-		if err == nil {
-			if err = st.Fill(b.Address, 0, flagsMax); err == nil {
-				err = st.Wait()
-			}
-			err = errors.Join(err, st.Destroy())
-		}
-		if err != nil {
-			return nil, errors.Join(err, b.Free())
-		}
-		d.flags = b
-	}
-	if d.flagNext >= flagsMax {
-		return nil, fmt.Errorf("%w: more than %d streams of one GPU", ErrBusy, flagsMax/8)
-	}
-	f := &flag{address: d.flags.Address + d.flagNext}
-	d.flagNext += 8
-	return f, nil
-}
-
-// giveFlag takes it back. Its number goes on where it was.
-func (d *CUDA) giveFlag(f *flag) {
-	d.flagMu.Lock()
-	defer d.flagMu.Unlock()
-	d.flagFree = append(d.flagFree, f)
-}
-
-// promise makes the answer to a job whose copies are not queued yet. turn is held.
-func (s *cudaStream) promise(j *cudaJob, kind cuda.SignalKind) (answer cuda.Signal, err error) {
-	if s.answers == nil {
-		if s.answers, err = s.dev.ctx.NewStream(); err != nil {
-			return answer, err
-		}
-	}
-	if s.flag == nil {
-		if s.flag, err = s.dev.takeFlag(); err != nil {
-			return answer, err
-		}
-	}
-	if err := s.answers.WaitValue(s.flag.address, s.flag.value+1); err != nil {
-		return answer, err
-	}
-	s.flag.value++
-	j.ticket = s.flag.value
-	receipt, err := s.answers.Submit(&cuda.Request{Answer: kind})
-	if err != nil {
-		// Nobody has this answer. To let its wait end now would give the answers
-		// before it too; it ends with the next one, or with the stream.
-		j.ticket = 0
-	}
-	return receipt.Answer, err
-}
-
-// keepPromise lets the answer of j be given when the stream has come to here.
-// turn is held.
-func (s *cudaStream) keepPromise(j *cudaJob) {
-	if j.ticket == 0 {
-		return
-	}
-	if err := s.s.WriteValue(s.flag.address, j.ticket); err != nil {
-		s.broken = true
-	}
-	j.ticket = 0
-}
-
-// errBroken is why a stream takes no more jobs.
-var errBroken = errors.New("an earlier load failed after it was answered")
-
 // open queues the copies of jobs as their engine comes to their events, until
 // the stream is closed.
 func (s *cudaStream) open() {
@@ -249,36 +158,32 @@ func (s *cudaStream) await(j *cudaJob) error {
 	}
 }
 
-// start queues the copies of the first gated job, or ends it for a reason.
+// start queues the copies of the first gated job and tells its client, or ends
+// it for a reason.
 func (s *cudaStream) start(j *cudaJob, reason error) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	j.gate.close()
-	if reason == nil && s.broken {
-		reason = fmt.Errorf("%w: %w", ErrCopy, errBroken)
-	}
 	if reason == nil {
-		reason = s.copies(j)
+		reason = s.enter(j)
 	}
-	j.err = reason
-	// Whoever is told that a load is done reads what it loaded. One that failed
-	// is never told so; its engine has to register again.
-	if reason != nil && j.loads() && !errors.Is(reason, ErrClosed) {
-		s.broken = true
-	}
-	if !s.broken {
-		s.keepPromise(j)
+	if reason != nil {
+		j.err = fmt.Errorf("%w: %w", ErrUnbegun, reason)
 	}
 	s.mu.Lock()
 	s.gated = slices.Delete(s.gated, 0, 1)
 	s.mu.Unlock()
+	if reason == nil && j.job.Begun != nil {
+		j.job.Begun(eventBytes(&j.receipt.Answer))
+	}
 	s.hand(j) // from here on j may have ended
 }
 
-// copies queues what a job copies. turn is held.
-func (s *cudaStream) copies(j *cudaJob) error {
+// enter queues what a job copies, with its answer. turn is held.
+func (s *cudaStream) enter(j *cudaJob) error {
 	r, err := s.request(j)
 	if err == nil {
+		r.Answer = j.answer
 		j.receipt, err = s.s.Submit(&r)
 	}
 	if err != nil && !j.receipt.Queued {
@@ -292,20 +197,8 @@ func (s *cudaStream) copies(j *cudaJob) error {
 	return nil
 }
 
-// end gives back what the stream had for waiting and answering. Nothing of it
-// is queued any more but answers that were never to be given.
+// end gives back what the stream had for looking at events.
 func (s *cudaStream) end() {
-	if s.flag != nil {
-		s.turn.Lock()
-		_ = s.s.WriteValue(s.flag.address, s.flag.value)
-		_ = s.s.Wait()
-		s.turn.Unlock()
-		s.dev.giveFlag(s.flag)
-	}
-	if s.answers != nil {
-		_ = s.answers.Wait()
-		_ = s.answers.Destroy()
-	}
 	if s.peeks != nil {
 		_ = s.peeks.Destroy()
 		_ = s.peeked.Free()
@@ -314,4 +207,13 @@ func (s *cudaStream) end() {
 		_ = m.Release()
 	}
 	s.lines = nil
+}
+
+// eventBytes are what the client gets: not nil, also where there is nothing to
+// tell.
+func eventBytes(answer *cuda.Signal) []byte {
+	if answer.Kind == cuda.SignalNone {
+		return []byte{}
+	}
+	return answer.AppendTo(make([]byte, 0, 81))
 }

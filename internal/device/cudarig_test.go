@@ -85,6 +85,7 @@ type gpuEngine struct {
 	t      testing.TB
 	s      shape
 	layout *kvlayout.Layout
+	begun  chan []byte // of the last job
 	memory []Memory
 	object int64 // bytes of one
 }
@@ -177,11 +178,17 @@ func (e *gpuEngine) place(layer, id int64) int64 {
 	return (layer*e.s.blocks + id) * e.s.blockBytes()
 }
 
-// submit runs a job and returns its event and where its end is told.
+// submit runs a job and returns its event and where its end is told. The event
+// is nil if the job has to wait; then e.begun tells it.
 func (e *gpuEngine) submit(s Stream, pool []byte, dir copyplan.Direction, p *copyplan.Plan, after []byte) (event []byte, done chan error) {
 	e.t.Helper()
 	done = make(chan error, 1)
-	event, err := s.Submit(&Job{Direction: dir, Plan: p, Engine: e.memory, Pool: pool, After: after, Done: func(err error) { done <- err }})
+	begun := make(chan []byte, 1)
+	e.begun = begun
+	event, err := s.Submit(&Job{
+		Direction: dir, Plan: p, Engine: e.memory, Pool: pool, After: after,
+		Begun: func(event []byte) { begun <- event }, Done: func(err error) { done <- err },
+	})
 	require.NoError(e.t, err)
 	return event, done
 }

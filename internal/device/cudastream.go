@@ -28,14 +28,11 @@ type cudaStream struct {
 	lines          map[cuda.MemHandle]*cuda.Mapping // engines' timeline buffers
 	peeks          *cuda.Stream                     // nil until a timeline is read
 	peeked         *cuda.HostBuffer
-	answers        *cuda.Stream // of promises; nil until there is one
-	flag           *flag        // likewise
-	broken         bool         // a promise cannot be kept
 
 	mu     sync.Mutex
 	work   *sync.Cond
 	gates  *sync.Cond
-	gated  []*cudaJob    // guarded by mu: promised, and not handed to the driver yet
+	gated  []*cudaJob    // guarded by mu: not handed to the driver yet; the first is looked at
 	queue  []*cudaJob    // guarded by mu: handed to the driver; the first is waited for
 	free   []*cuda.Event // guarded by mu
 	spare  []*cudaJob    // guarded by mu
@@ -59,8 +56,8 @@ type cudaJob struct {
 	err     error            // why it is incomplete, from the beginning
 
 	gate     gate
-	ticket   uint64 // the number that gives the promised answer; 0 for none
-	canceled bool   // guarded by the stream's mu
+	answer   cuda.SignalKind
+	canceled bool // guarded by the stream's mu
 }
 
 func (j *cudaJob) loads() bool { return j.job.Direction == copyplan.Load }
@@ -136,48 +133,31 @@ func (s *cudaStream) enqueue(j *cudaJob, after cuda.Signal) ([]byte, error) {
 	}
 	// Answers are in the kind that the client asked in; one that sent no event
 	// gets a CUDA event, unless there is nothing to tell.
-	kind := after.Kind
-	if kind == cuda.SignalNone && j.bytes > 0 {
-		kind = cuda.SignalEvent
+	j.answer = after.Kind
+	if after.Kind == cuda.SignalNone && j.bytes > 0 {
+		j.answer = cuda.SignalEvent
 	}
-	var answer cuda.Signal
-	if passed && !waits {
-		j.gate.close()
-		answer, err = s.now(j, kind)
-	} else {
-		answer, err = s.later(j, kind)
+	if !passed || waits {
+		s.later(j)
+		return nil, nil
 	}
-	if err != nil || answer.Kind == cuda.SignalNone {
-		return nil, err
-	}
-	return answer.AppendTo(make([]byte, 0, 81)), nil
-}
-
-// now queues a job that waits for nothing.
-func (s *cudaStream) now(j *cudaJob, kind cuda.SignalKind) (cuda.Signal, error) {
+	j.gate.close()
 	r, err := s.request(j)
 	if err == nil {
-		r.Answer = kind
+		r.Answer = j.answer
 		j.receipt, err = s.s.Submit(&r)
 	}
 	if err != nil {
-		return cuda.Signal{}, s.failed(j, r.Done, err)
+		return nil, s.failed(j, r.Done, err)
 	}
 	j.event = r.Done
 	answer := j.receipt.Answer
 	s.push(j) // from here on j may have ended
-	return answer, nil
+	return eventBytes(&answer), nil
 }
 
-// later keeps a job until its engine has come to the event, and promises the answer.
-func (s *cudaStream) later(j *cudaJob, kind cuda.SignalKind) (answer cuda.Signal, err error) {
-	if kind != cuda.SignalNone {
-		if answer, err = s.promise(j, kind); err != nil {
-			j.gate.close()
-			s.drop(j)
-			return answer, submitError(cuda.Signal{}, err)
-		}
-	}
+// later keeps a job until its engine has come to the event.
+func (s *cudaStream) later(j *cudaJob) {
 	s.dev.mu.Lock()
 	s.dev.stats.Pending++
 	s.dev.mu.Unlock()
@@ -185,7 +165,6 @@ func (s *cudaStream) later(j *cudaJob, kind cuda.SignalKind) (answer cuda.Signal
 	s.gated = append(s.gated, j)
 	s.mu.Unlock()
 	s.gates.Signal()
-	return answer, nil
 }
 
 // room says whether one more job may come, and whether it has to wait behind
@@ -196,8 +175,6 @@ func (s *cudaStream) room() (waits bool, err error) {
 	switch n := len(s.queue) + len(s.gated); {
 	case s.closed:
 		return false, ErrClosed
-	case s.broken:
-		return false, fmt.Errorf("%w: %w", ErrCopy, errBroken)
 	case n >= s.dev.opts.QueueLen:
 		return false, fmt.Errorf("%w: %d on stream %s", ErrBusy, n, s.label)
 	}

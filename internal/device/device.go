@@ -40,6 +40,9 @@ var (
 	ErrPool = errors.New("device: pool memory is gone")
 	// ErrCanceled: Cancel came before all was copied.
 	ErrCanceled = errors.New("device: copy canceled")
+	// ErrUnbegun: nothing was copied, and the client has no event of it. Only
+	// of jobs for which Submit returned none, on devices that have events.
+	ErrUnbegun = errors.New("device: the copy did not begin")
 	// ErrCopy: the copy failed otherwise.
 	ErrCopy = errors.New("device: copy failed")
 )
@@ -77,7 +80,9 @@ type Stream interface {
 	// Submit queues a job and returns at once. On an error nothing was queued
 	// and Done is not called; else Done may come before Submit returns. The
 	// job, its plan and its slices belong to the stream until Done is called.
-	// The event is what the client waits for; see [Traits] for who has none.
+	// The event is what the client waits for; see [Traits] for who has none. On
+	// a device that has events, nil says that the engine has not come to the
+	// point that the job waits for: then Begun is called with it.
 	Submit(j *Job) (event []byte, err error)
 	// Cancel asks that a submitted job ends early; its Done still comes, and
 	// in order. A job that is done, or on hardware already, is not affected.
@@ -99,6 +104,10 @@ type Job struct {
 	Pool []byte
 	// After is the client's event handle: the copy begins when it has fired.
 	After []byte
+	// Begun is called with the client's event when the copy has begun, before
+	// Done, if Submit returned none. If the job ends without, Done hears an
+	// [ErrUnbegun]. As for Done, it must not wait. nil for who has no client.
+	Begun func(event []byte)
 	// Done is called exactly once, when nothing can touch the memory of the
 	// job any more, with the reason why it is not complete, or nil. Calls of
 	// one stream come in order. It runs on a goroutine of the device: it may
