@@ -26,6 +26,7 @@ type childConfig struct {
 	Bytes  int // of a block
 	TLS    string
 	Seed   int
+	GPU    int // 0: host memory; else the device's ordinal and 1
 }
 
 // childReport is what it says.
@@ -41,15 +42,11 @@ func runChild() int {
 		fmt.Fprintln(os.Stderr, err, errTestLib)
 		return 1
 	}
-	buf, err := nixl.MapBuffer(c.Blocks*c.Bytes, nixl.MapOptions{})
+	o, err := c.options()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	cc := &cache{buf: buf, block: c.Bytes, blocks: c.Blocks}
-	cc.regions = []Region{{Name: "model.layers.0.self_attn.attn", Addr: buf.Addr(), BlockBytes: c.Bytes, Blocks: c.Blocks}}
-	cc.fill(c.Seed)
-	o := cc.options(testModel(2))
 	o.Port = c.Port
 	if c.TLS != "" {
 		o.UCX.Engine = map[string]string{"TLS": c.TLS}
@@ -78,6 +75,38 @@ func runChild() int {
 		return 1
 	}
 	return 0
+}
+
+func (c *childConfig) options() (Options, error) {
+	buf, err := nixl.MapBuffer(c.Blocks*c.Bytes, nixl.MapOptions{})
+	if err != nil {
+		return Options{}, err
+	}
+	cc := &cache{buf: buf, block: c.Bytes, blocks: c.Blocks}
+	cc.regions = []Region{{Name: "model.layers.0.self_attn.attn", Addr: buf.Addr(), BlockBytes: c.Bytes, Blocks: c.Blocks}}
+	cc.fill(c.Seed)
+	if c.GPU == 0 {
+		return cc.options(testModel(2)), nil
+	}
+	g, err := newGPUCache(c.GPU-1, c.Blocks, c.Bytes)
+	if err != nil {
+		return Options{}, err
+	}
+	s, err := g.ctx.NewStream()
+	if err != nil {
+		return Options{}, err
+	}
+	pin, err := g.ctx.Driver().PinHost(g.ctx.Device(), buf.Bytes())
+	if err != nil {
+		return Options{}, err
+	}
+	if err := s.Copy(g.buf.Address, uint64(buf.Addr()), g.buf.SizeBytes); err != nil {
+		return Options{}, err
+	}
+	if err := s.Wait(); err != nil {
+		return Options{}, err
+	}
+	return g.options(), pin.Unpin()
 }
 
 // child is a producer in another process.

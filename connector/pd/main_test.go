@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/lmcache-go/lmcache-go/internal/cudatest"
 	"github.com/lmcache-go/lmcache-go/internal/testutil"
 	"github.com/lmcache-go/lmcache-go/nixl"
 )
@@ -22,7 +23,9 @@ var (
 	errTestLib error
 )
 
-func TestMain(m *testing.M) {
+func TestMain(m *testing.M) { cudatest.Main(m, testMain) }
+
+func testMain(m *testing.M) {
 	testLib, errTestLib = nixl.Load(nixl.LoadOptions{Python: os.Getenv(envPython)})
 	if os.Getenv(envChild) != "" {
 		os.Exit(runChild())
