@@ -64,7 +64,7 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	f.BoolVar(&s.load, "load", false, "measure requests/s and latency of many requests at once, with LMCache and without")
 	f.StringVar(&s.router, "router", routerAuto, "auto: the real vllm-router, or a stand-in where it cannot be had; real, stand-in")
 	f.StringVar(&s.logs, "logs", "", "folder of logs; default: a new one below the system's for temporary files, removed when all is well")
-	f.IntVar(&s.requests, "requests", 512, "with --load: requests")
+	f.IntVar(&s.requests, "requests", 256, "with --load: requests")
 	f.IntVar(&s.parallel, "parallel", 64, "with --load: requests at a time")
 	if err := f.Parse(args); err != nil {
 		return s, err
@@ -182,7 +182,7 @@ func (t *topology) describe(out io.Writer, took time.Duration) {
 	fmt.Fprintf(out, "  decode engine               %s  side channel 127.0.0.1:%d, %d blocks\n", t.decodeURL, t.sideDecode, t.shape.decodeBlocks)
 	fmt.Fprintf(out, "  router                      %s  %s\n", t.routerURL, router)
 	fmt.Fprintf(out, "  NIXL                        %s\n", t.parts.nixl)
-	fmt.Fprintf(out, "  KV                          %s a token\n", bytesize.Format(int64(layers*pageBytes/blockTokens)))
+	fmt.Fprintf(out, "  KV                          %s a token\n", bytesize.Format(int64(t.shape.layers*pageBytes/blockTokens)))
 }
 
 // keep waits for ^C.

@@ -23,7 +23,7 @@ const (
 )
 
 func loadShape(noLMCache bool) shape {
-	return shape{prefillBlocks: 2048, decodeBlocks: 6144, tokenCost: 50 * time.Microsecond, l1GB: "0.5", noLMCache: noLMCache}
+	return shape{layers: 1, prefillBlocks: 2048, decodeBlocks: 6144, tokenCost: 200 * time.Microsecond, l1GB: "0.5", noLMCache: noLMCache}
 }
 
 // loadPrompts are the same in every run.

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// The model: what an engine must know to simulate it. Its KV is 2 KiB a token.
+// The model: what an engine must know to simulate it. Its KV is 512 bytes a token
+// and layer.
 const (
 	modelName   = "demo/model"
 	layers      = 4
@@ -25,6 +26,7 @@ const (
 
 // shape is what runs of the demo differ in.
 type shape struct {
+	layers                      int
 	prefillBlocks, decodeBlocks int
 	tokenCost                   time.Duration
 	l1GB                        string
@@ -33,7 +35,7 @@ type shape struct {
 }
 
 // verifyShape has a small pool on the prefiller, which is made to spill.
-var verifyShape = shape{prefillBlocks: 256, decodeBlocks: 1024, tokenCost: 100 * time.Microsecond, l1GB: "0.25"}
+var verifyShape = shape{layers: layers, prefillBlocks: 256, decodeBlocks: 1024, tokenCost: 100 * time.Microsecond, l1GB: "0.25"}
 
 // topology is a deployment of five processes.
 type topology struct {
@@ -168,7 +170,7 @@ var engineReady = regexp.MustCompile(`serves (http://127\.0\.0\.1:\d+)`)
 func (t *topology) engine(name, role string, blocks, serverPort, side int, url string) *process {
 	p := &process{name: name, argv: []string{
 		t.self, "engine", "serve", modelName, "--port", portOf(url), "--block-size", strconv.Itoa(blockTokens), "--num-gpu-blocks-override", strconv.Itoa(blocks),
-		"--layers", strconv.Itoa(layers), "--kv-heads", strconv.Itoa(kvHeads), "--head-size", strconv.Itoa(headSize), "--token-cost", t.shape.tokenCost.String(),
+		"--layers", strconv.Itoa(t.shape.layers), "--kv-heads", strconv.Itoa(kvHeads), "--head-size", strconv.Itoa(headSize), "--token-cost", t.shape.tokenCost.String(),
 		"--kv-transfer-config", t.transferConfig(role, serverPort),
 	}, env: []string{
 		"VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT=" + strconv.Itoa(side), "UCX_NET_DEVICES=all", "NCCL_CUMEM_ENABLE=1",

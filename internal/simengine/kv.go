@@ -98,13 +98,15 @@ func (k *kv) compute(r *request, from, to int) {
 }
 
 // sample reads every page of a request and makes the next token of it: a small
-// letter or a space.
+// letter or a space. It must not depend on the order inside a block, so that
+// engines with other layouts say the same.
 func (k *kv) sample(r *request) uint32 {
 	x := uint64(len(r.Tokens))
-	for pos := range len(r.Tokens) {
-		for l := range k.o.Layers {
-			for h := range k.o.Heads {
-				x = fold(x, k.row(l, h, r.blocks[0], pos))
+	for l := range k.o.Layers {
+		for i, block := range r.blocks[0] {
+			from := i * k.o.BlockTokens
+			if tokens := min(k.o.BlockTokens, len(r.Tokens)-from); tokens > 0 {
+				x += k.readBlock(l, block, from, tokens)
 			}
 		}
 	}
@@ -115,16 +117,37 @@ func (k *kv) sample(r *request) uint32 {
 	return 'a' + n
 }
 
-// fold takes bytes into a hash; each of them counts.
-func fold(x uint64, b []byte) uint64 {
+// readBlock sums the rows of a block's first tokens, each with a weight of its
+// own: a row in another's place is another sum.
+func (k *kv) readBlock(layer int, block int64, from, tokens int) (x uint64) {
+	at := layer*k.layer + int(block)*k.o.pageBytes()
+	page := k.mem[at : at+k.o.pageBytes()]
+	tokenStep, headStep := k.o.Heads*k.rowBytes, k.rowBytes
+	if k.hnd {
+		tokenStep, headStep = k.rowBytes, k.o.BlockTokens*k.rowBytes
+	}
+	for t := range tokens {
+		weight := mix(uint64(from+t)<<20 ^ uint64(layer)<<10)
+		for h := range k.o.Heads {
+			weight += 0x9e3779b97f4a7c16
+			row := page[t*tokenStep+h*headStep:]
+			x += sum(row[:k.rowBytes]) * (weight | 1)
+		}
+	}
+	return x
+}
+
+// sum weighs the words of a row by their place; each byte counts.
+func sum(b []byte) (x uint64) {
+	w := uint64(0x9e3779b97f4a7c15)
 	for len(b) >= 8 {
-		x = (x ^ binary.LittleEndian.Uint64(b)) * 0x9e3779b97f4a7c15
-		x ^= x >> 32
+		x += binary.LittleEndian.Uint64(b) * w
+		w += 0x632be59bd9b4e01a
 		b = b[8:]
 	}
 	for _, c := range b {
-		x = (x ^ uint64(c)) * 0x9e3779b97f4a7c15
-		x ^= x >> 32
+		x += uint64(c) * w
+		w += 0x632be59bd9b4e01a
 	}
 	return x
 }
