@@ -14,12 +14,15 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/lmcache-go/lmcache-go/internal/cudatest"
 	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 	"github.com/lmcache-go/lmcache-go/mpserver"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	cudatest.Main(m, func(m *testing.M) { goleak.VerifyTestMain(m) })
+}
 
 const testModel = "test/model"
 
