@@ -4,6 +4,7 @@ package bufpool
 
 import (
 	"math/bits"
+	"runtime/debug"
 	"sync"
 
 	"github.com/lmcache-go/lmcache-go/internal/invariants"
@@ -14,6 +15,9 @@ const (
 	maxShift = 27 // 128 MiB; larger ones are not kept
 	// maxKept bounds what lies unused, in bytes.
 	maxKept = 256 << 20
+	// returnFrom is how much dropped memory is worth a collection: a server
+	// that is idle makes no garbage, and would keep it for minutes.
+	returnFrom = 32 << 20
 )
 
 // Buffer is a byte slice on loan. Its owner may use all of B, whose length is
@@ -29,6 +33,7 @@ type Pool struct {
 	free [maxShift - minShift + 1][]*Buffer // guarded by mu, by class
 	low  [maxShift - minShift + 1]int       // guarded by mu: fewest free since the last Trim
 	kept int64                              // guarded by mu
+	lost int64                              // guarded by mu: bytes dropped since the last Trim
 }
 
 // Shared is the pool of the process.
@@ -76,7 +81,7 @@ func (p *Pool) TryGet(n int) *Buffer {
 
 // Put takes b back. Nobody may use it any more. A nil b is nothing.
 func (p *Pool) Put(b *Buffer) {
-	if b == nil || b.class < 0 {
+	if b == nil {
 		return
 	}
 	if invariants.Enabled {
@@ -84,27 +89,40 @@ func (p *Pool) Put(b *Buffer) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kept+int64(len(b.B)) > maxKept {
+	if b.class < 0 || p.kept+int64(len(b.B)) > maxKept {
+		p.lost += int64(len(b.B))
 		return
 	}
 	p.kept += int64(len(b.B))
 	p.free[b.class] = append(p.free[b.class], b)
 }
 
-// Trim drops the buffers that nobody has needed since the last Trim.
+// Trim drops the buffers that nobody has needed since the last Trim, and gives
+// much memory back to the system at once.
 func (p *Pool) Trim() {
+	if p.trim() >= returnFrom {
+		debug.FreeOSMemory()
+	}
+}
+
+// trim returns how many bytes were dropped since the last one.
+func (p *Pool) trim() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c, l := range p.free {
 		drop := min(p.low[c], len(l))
 		for _, b := range l[:drop] {
 			p.kept -= int64(len(b.B))
+			p.lost += int64(len(b.B))
 		}
 		n := copy(l, l[drop:])
 		clear(l[n:])
 		p.free[c] = l[:n]
 		p.low[c] = n
 	}
+	lost := p.lost
+	p.lost = 0
+	return lost
 }
 
 // Kept is what lies unused, in bytes.

@@ -60,6 +60,10 @@ func TestTrimDropsWhatNobodyNeeds(t *testing.T) {
 	p.Put(p.Get(4096)) // one of three is needed
 	p.Trim()
 	require.EqualValues(t, 4096, p.Kept())
-	p.Trim()
+	require.EqualValues(t, 4096, p.trim())
 	require.Zero(t, p.Kept())
+	p.Put(p.Get(1<<27 + 1))
+	require.EqualValues(t, 1<<27+1, p.trim(), "too large to keep")
+	require.Zero(t, p.trim())
+	p.Trim()
 }
