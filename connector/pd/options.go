@@ -216,6 +216,9 @@ func (o *Options) check() error {
 			break
 		}
 	}
+	if o.CUDA != nil && len(o.Memory) > 0 && (o.Memory[0].Mem != nixl.VRAM || int(o.Memory[0].Dev) != o.CUDA.Device().Ordinal) {
+		bad("CUDA is device %d, Memory is %s of device %d", o.CUDA.Device().Ordinal, o.Memory[0].Mem, o.Memory[0].Dev)
+	}
 	names := map[string]bool{}
 	for i, r := range o.Regions {
 		switch {
