@@ -64,11 +64,12 @@ func TestDriverRoundTrip(t *testing.T) {
 	ids := a.ids(4, 2)
 	a.write(tokens[0], ids, 0, 2*testChunk)
 	event, fire := f.ExportEvent(101)
-	answer, ok := a.answer(a.sendStore(a.keyOf("a", tokens), ids, string(event[:])))
+	uid := a.sendStore(a.keyOf("a", tokens), ids, string(event[:]))
+	testutil.Eventually(t, "the store waits", func() bool { return s.instances.copied(1).driven.pending() == 1 })
+	fire()
+	answer, ok := a.answer(uid)
 	require.True(t, ok)
 	require.Len(t, answer, 64)
-	require.False(t, f.Fired([64]byte([]byte(answer))), "the engine is not there yet")
-	fire()
 	testutil.Eventually(t, "the client sees our event", func() bool { return f.Fired([64]byte([]byte(answer))) })
 	require.Equal(t, 2, b.lookup(b.keyOf("b", tokens)), "another engine, of another layout and GPU")
 	b.wipe()
@@ -142,6 +143,35 @@ func TestDriverCallsThatFail(t *testing.T) {
 	}
 }
 
+// A transfer is answered when its engine has come to its event and the copies
+// are queued, and one that never gets there is refused in time.
+func TestDriverAnswersWhenTheCopyBegins(t *testing.T) {
+	s, f, drv := driverServer(t, func(o *Options) { o.copyLimit = 300 * time.Millisecond })
+	e := exporter(t, s, f, drv, 0, 101, 1, false)
+	e.registerKV()
+	ids, tokens := e.ids(4, 1), prompt(1, testChunk)
+	e.write(tokens[0], ids, 0, testChunk)
+	event, fire := f.ExportEvent(101)
+	uid := e.sendStore(e.keyOf("a", tokens), ids, string(event[:]))
+	testutil.Eventually(t, "the store waits", func() bool { return s.instances.copied(1).driven.pending() == 1 })
+	fire()
+	answer, ok := e.answer(uid)
+	require.True(t, ok)
+	require.Len(t, answer, 64)
+	require.Equal(t, 1, e.lookup(e.keyOf("b", tokens)))
+
+	never, _ := f.ExportEvent(101)
+	answer, ok = e.answer(e.sendRetrieve(e.keyOf("b", tokens), ids, 0, string(never[:])))
+	require.False(t, ok)
+	require.Empty(t, answer)
+	_, ok = e.answer(e.sendStore(e.keyOf("c", prompt(2, testChunk)), ids, string(never[:])))
+	require.False(t, ok)
+	require.Zero(t, e.lookup(e.keyOf("d", prompt(2, testChunk))), "nothing of it is kept")
+	require.Zero(t, s.cache.Stats().TransferObjects)
+	e.none(wire.OpUnregisterKVCache, intFrame(e.id))
+	nothingLeft(t, f)
+}
+
 // A worker that dies before its event fires gives its memory back within the
 // grace of its connection, whatever it had on its way; all others go on, and
 // its successor too.
@@ -166,8 +196,9 @@ func TestDriverWorkerThatDies(t *testing.T) {
 	transfer(other, other.sendStore(other.keyOf("a", theirs), ids, fired(102)))
 	require.Equal(t, 1, other.lookup(dead.keyOf("b", theirs)))
 	event, _ := f.ExportEvent(101)
-	transfer(dead, dead.sendStore(dead.keyOf("c", tokens), ids, string(event[:])))
-	transfer(dead, dead.sendRetrieve(dead.keyOf("b", theirs), ids, 0, string(event[:])))
+	dead.sendStore(dead.keyOf("c", tokens), ids, string(event[:]))
+	dead.sendRetrieve(dead.keyOf("b", theirs), ids, 0, string(event[:]))
+	testutil.Eventually(t, "both wait for its event", func() bool { return s.instances.copied(1).driven.pending() == 2 })
 	require.Equal(t, 2, f.Live().Mappings)
 	dead.close()
 	testutil.Eventually(t, "its memory is given back", func() bool { return f.Live().Mappings == 1 })
