@@ -15,7 +15,7 @@ import (
 type timing struct {
 	device time.Duration // from the client's event to the server's, on the device's clock
 	client time.Duration // from sending the request until the server's event was seen
-	reply  time.Duration // from sending the request to its answer
+	reply  time.Duration // from sending the request to its answer, which waits for the engine's event
 }
 
 // aheadMS is how long the engine's stream is busy before the event fires, so
@@ -166,8 +166,8 @@ func (e *engine) measure(ctx context.Context, tokens int, adjacent bool) (m meas
 			storeDev, loadDev = append(storeDev, st.device), append(loadDev, ld.device)
 		} else {
 			storeCli, loadCli = append(storeCli, st.client), append(loadCli, ld.client)
+			storeRep, loadRep = append(storeRep, st.reply), append(loadRep, ld.reply)
 		}
-		storeRep, loadRep = append(storeRep, st.reply), append(loadRep, ld.reply)
 	}
 	return measured{
 		timing{median(storeDev), median(storeCli), median(storeRep)},
