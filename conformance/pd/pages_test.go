@@ -27,13 +27,7 @@ type goEngine struct {
 
 const goBlocks = 128
 
-func newGo(t *testing.T, shape *reply) *goEngine {
-	t.Helper()
-	return newGoBeating(t, shape, 0)
-}
-
-// newGoBeating has another pause between heartbeats than the default.
-func newGoBeating(t *testing.T, shape *reply, pause time.Duration) *goEngine {
+func newGo(t *testing.T, shape *reply, change ...func(*pd.Options)) *goEngine {
 	t.Helper()
 	g := &goEngine{t: t, shape: shape, blocks: goBlocks, released: make(chan pd.Release, 16)}
 	page := shape.Lens[0]
@@ -47,11 +41,14 @@ func newGoBeating(t *testing.T, shape *reply, pause time.Duration) *goEngine {
 			Name: shape.Model, DType: shape.DType, KVHeads: shape.Heads, HeadSize: shape.HeadSize, Layers: shape.Layers, AttnBackend: shape.Backend,
 			CacheDType: shape.Cache, NoHybrid: !shape.Hybrid,
 		},
-		Released: func(r pd.Release) { g.released <- r }, Heartbeat: pause,
+		Released: func(r pd.Release) { g.released <- r },
 	}
 	require.Equal(t, shape.Hash, o.Model.Hash(), "the hash that vLLM computes")
 	for i, name := range shape.Names {
 		o.Regions = append(o.Regions, pd.Region{Name: name, Addr: g.buf.Addr() + uintptr(i*goBlocks*page), BlockBytes: page, Blocks: goBlocks})
+	}
+	for _, f := range change {
+		f(&o)
 	}
 	g.Peer, err = pd.New(o)
 	require.NoError(t, err)
@@ -223,17 +220,25 @@ func TestPagesOfAllPairs(t *testing.T) {
 		goP.read(fmt.Sprintf(id, 7))
 	})
 	// Heartbeats of a Go consumer keep the blocks of a vLLM producer beyond the
-	// lease of 6 s.
-	run("heartbeats", func(t *testing.T) {
+	// lease of 8 s.
+	run("heartbeats of Go", func(t *testing.T) {
 		tokens := prompt(5, 600)
+		beating := newGo(t, &p.reply, func(o *pd.Options) { o.Heartbeat = time.Second })
 		params, held := p.prefill(fmt.Sprintf(id, 8), tokens)
-		beating := newGoBeating(t, &p.reply, time.Second)
 		beating.Track("waits", params)
-		time.Sleep(8 * time.Second) //nolint:forbidigo // nothing may happen meanwhile
+		time.Sleep(10 * time.Second) //nolint:forbidigo // nothing may happen meanwhile
 		require.Equal(t, held.Free, p.look().Free)
 		beating.pull(params, tokens, 0)
 		beating.Untrack("waits")
 		p.freed()
+	})
+	run("heartbeats of vLLM", func(t *testing.T) {
+		tokens := prompt(8, 600)
+		const lease = 5 * time.Second
+		beaten := newGo(t, &d.reply, func(o *pd.Options) { o.Lease = lease })
+		params := beaten.prefill(fmt.Sprintf(id, 11), tokens)
+		d.decodeLater(lease+2*time.Second, "d6", tokens, params, 4)
+		beaten.read(fmt.Sprintf(id, 11))
 	})
 	// A producer that is gone before the read: vLLM computes the prompt itself.
 	run("Go producer is gone", func(t *testing.T) {

@@ -9,6 +9,7 @@ checked in every step. It is stepped all the time, also while nothing is asked. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -23,7 +24,7 @@ import engine  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel  # noqa: E402
 
-BLOCK, BLOCKS, LEASE = 32, 256, 6  # CPU attention wants blocks of 32 tokens; seconds
+BLOCK, BLOCKS, LEASE = 32, 256, 8  # CPU attention wants blocks of 32 tokens; seconds
 
 
 def say(**what) -> None:
@@ -88,6 +89,19 @@ def describe(e: Peer) -> None:
         port=int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]))
 
 
+@contextlib.contextmanager
+def parked(e: Peer, seconds: float):
+    """No request gets blocks: new ones wait, as when the engine is busy."""
+    manager = e.scheduler.kv_cache_manager
+    allocate = manager.allocate_slots
+    if seconds:
+        manager.allocate_slots = lambda *args, **kw: None
+    try:
+        yield
+    finally:
+        manager.allocate_slots = allocate
+
+
 def do(e: Peer, c: dict) -> None:
     name = c.get("id")
     if c["do"] == "prefill":
@@ -95,7 +109,11 @@ def do(e: Peer, c: dict) -> None:
         e.run(lambda: name in e.ended)
         say(ended=e.ended[name], params=e.params[name], text=e.texts[name], free=e.free())
     elif c["do"] == "decode":
-        e.one(name, c["tokens"], c["answer"], c["params"])
+        with parked(e, c.get("park", 0)):
+            e.add(name, c["tokens"], c["answer"], c["params"])
+            end = time.monotonic() + c.get("park", 0)
+            e.run(lambda: time.monotonic() >= end)
+        e.run(lambda: name in e.ended and name not in e.scheduler.requests)
         say(ended=e.ended[name], text=e.texts[name], want=engine.expected(c["tokens"], c["answer"]), free=e.free())
     elif c["do"] == "look":
         say(free=e.free(), requests=len(e.scheduler.requests), counts=e.counts)

@@ -163,7 +163,13 @@ func (e *engine) prefill(id string, tokens []int) (*pd.Params, reply) {
 // decode runs a request; the engine checks all its pages in every step.
 func (e *engine) decode(id string, tokens []int, p *pd.Params, answer int) reply {
 	e.t.Helper()
-	r := e.ask(map[string]any{"do": "decode", "id": id, "tokens": tokens, "params": p, "answer": answer})
+	return e.decodeLater(0, id, tokens, p, answer)
+}
+
+// decodeLater lets it wait in the engine's queue first.
+func (e *engine) decodeLater(wait time.Duration, id string, tokens []int, p *pd.Params, answer int) reply {
+	e.t.Helper()
+	r := e.ask(map[string]any{"do": "decode", "id": id, "tokens": tokens, "params": p, "answer": answer, "park": wait.Seconds()})
 	require.Equal(e.t, "length", r.Ended)
 	require.Equal(e.t, r.Want, r.Text, "the text of an engine without any cache")
 	require.Equal(e.t, e.Free, r.Free, "the decoder's blocks")

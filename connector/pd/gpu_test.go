@@ -3,6 +3,7 @@ package pd
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -96,9 +97,11 @@ type gpuCache struct {
 	block  int
 }
 
+var driver = sync.OnceValues(func() (*cuda.Driver, error) { return cuda.Load(cuda.LoadOptions{}) })
+
 // newGPUCache takes a device by its ordinal, the last one when there are fewer.
 func newGPUCache(ordinal, blocks, blockBytes int) (*gpuCache, error) {
-	drv, err := cuda.Load(cuda.LoadOptions{})
+	drv, err := driver()
 	if err != nil {
 		return nil, err
 	}
