@@ -35,9 +35,9 @@ type kvEvents struct {
 	wake chan struct{}
 
 	mu      sync.Mutex
-	log     []wire.KVEventRecord // guarded by mu: a ring of at most size records
-	oldest  int                  // guarded by mu: index of the first record of log
-	last    int64                // guarded by mu: seq of the newest record
+	log     []kvRecord // guarded by mu: a ring of at most size records
+	oldest  int        // guarded by mu: index of the first record of log
+	last    int64      // guarded by mu: seq of the newest record
 	bound   *simplelru.LRU[hash.Digest, tokenBinding]
 	unbound int64                    // guarded by mu: published chunks whose tokens are not known
 	lost    int64                    // guarded by mu: batches that said that records were lost
@@ -49,7 +49,13 @@ type kvEvents struct {
 // tokenBinding is what is told of a stored chunk beside its hash.
 type tokenBinding struct {
 	parent []byte // nil for a first chunk
-	tokens []uint32
+	tokens []byte // as the key had them: most logs are never read
+}
+
+// kvRecord is a record of the log. It never changes.
+type kvRecord struct {
+	wire.KVEventRecord        // without its tokens
+	tokens             []byte // msgpack integers
 }
 
 // newKVEvents makes a log of size records; one of no size is switched off.
@@ -98,11 +104,11 @@ func (e *kvEvents) bind(t *transfer, hashes []hash.Digest, slots []l1cache.Slot)
 			return
 		}
 		body, from = body[skip:], at
-		tokens, ok := decodeTokens(body, e.chunk)
-		if !ok {
+		n, err := wire.SkipTokens(body, e.chunk)
+		if err != nil {
 			return
 		}
-		b := tokenBinding{tokens: tokens}
+		b := tokenBinding{tokens: append([]byte(nil), body[:n]...)}
 		if at > 0 {
 			b.parent = append([]byte(nil), all[at-1][:]...)
 		}
@@ -193,10 +199,9 @@ func (e *kvEvents) stored(ev *l1cache.ObjectEvent) {
 		e.unbound++
 		return
 	}
-	e.append(wire.KVEventRecord{
-		Kind: wire.KVEventStored, Model: ev.Scope.Model, BlockHashes: [][]byte{append([]byte(nil), ev.Hash[:]...)},
-		ParentHash: b.parent, TokenIDs: b.tokens,
-	})
+	e.append(kvRecord{tokens: b.tokens, KVEventRecord: wire.KVEventRecord{
+		Kind: wire.KVEventStored, Model: ev.Scope.Model, BlockHashes: [][]byte{append([]byte(nil), ev.Hash[:]...)}, ParentHash: b.parent,
+	}})
 }
 
 // removed collects the chunks that are gone, a record for each model. e.mu is held.
@@ -221,7 +226,7 @@ func (e *kvEvents) flushGone() {
 		return
 	}
 	for _, r := range e.gone {
-		e.append(r)
+		e.append(kvRecord{KVEventRecord: r})
 	}
 	clear(e.gone)
 	e.gone = e.gone[:0]
@@ -229,7 +234,7 @@ func (e *kvEvents) flushGone() {
 }
 
 // append adds a record; the oldest makes room. e.mu is held.
-func (e *kvEvents) append(r wire.KVEventRecord) {
+func (e *kvEvents) append(r kvRecord) {
 	e.last++
 	r.Seq, r.Medium = e.last, wire.KVMediumCPU
 	if len(e.log) < e.size {
@@ -240,12 +245,12 @@ func (e *kvEvents) append(r wire.KVEventRecord) {
 	e.oldest = (e.oldest + 1) % e.size
 }
 
-// read returns the batch behind a cursor: at most limit records of a model.
-// e.mu is held.
-func (e *kvEvents) read(model string, cursor int64, limit int) wire.KVEventBatch {
-	b := wire.KVEventBatch{Enabled: e.enabled(), Incarnation: e.incarnation}
+// read returns the batch behind a cursor: at most limit records of a model,
+// without their tokens, which it returns beside. e.mu is held.
+func (e *kvEvents) read(model string, cursor int64, limit int) (b wire.KVEventBatch, tokens [][]byte) {
+	b = wire.KVEventBatch{Enabled: e.enabled(), Incarnation: e.incarnation}
 	if !e.enabled() {
-		return b
+		return b, nil
 	}
 	first := e.last - int64(len(e.log)) + 1
 	b.Lost = cursor+1 < first || cursor > e.last
@@ -256,11 +261,12 @@ func (e *kvEvents) read(model string, cursor int64, limit int) wire.KVEventBatch
 		if r.Model != model {
 			continue
 		}
-		if b.Events = append(b.Events, *r); len(b.Events) == limit {
+		b.Events, tokens = append(b.Events, r.KVEventRecord), append(tokens, r.tokens)
+		if len(b.Events) == limit {
 			break
 		}
 	}
-	return b
+	return b, tokens
 }
 
 // nudge tells the deliverer that there may be something to do.

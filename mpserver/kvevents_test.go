@@ -9,6 +9,7 @@ import (
 
 	"github.com/lmcache-go/lmcache-go/internal/testutil"
 	"github.com/lmcache-go/lmcache-go/l1cache"
+	"github.com/lmcache-go/lmcache-go/mpserver/hash"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
@@ -238,4 +239,31 @@ func TestDecodeTokens(t *testing.T) {
 	f([]byte{0xcd, 1}, 1, nil)
 	f([]byte{1}, 2, nil)
 	f([]byte{0xa1, 'x'}, 1, nil)
+}
+
+// What the log costs a store of 32 chunks of 256 tokens: the tokens are read
+// when it begins, the records written when it ends.
+func BenchmarkKVEvents(b *testing.B) {
+	const chunk, chunks = 256, 32
+	h, err := hash.New(hash.Options{ChunkSize: chunk})
+	require.NoError(b, err)
+	tokens := prompt(1, chunk*chunks)
+	k := keyOf("x", tokens)
+	p, _, err := h.Prompt(k.Tokens, len(tokens))
+	require.NoError(b, err)
+	t := &transfer{requestKey: &requestKey{Key: k, prompt: p}, to: chunks}
+	slots := make([]l1cache.Slot, chunks)
+	events := make([]l1cache.ObjectEvent, chunks)
+	for i := range slots {
+		slots[i].Chunk = i
+		events[chunks-1-i] = l1cache.ObjectEvent{Kind: l1cache.ObjectStored, Scope: l1cache.Scope{Model: testModel}, Hash: p.Chunks()[i]}
+	}
+	e := newKVEvents(DefaultKVEventLogSize, chunk, 1, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		e.bound.Purge()
+		e.bind(t, p.Chunks(), slots)
+		e.record(events)
+	}
+	require.Zero(b, e.unbound)
 }

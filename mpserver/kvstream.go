@@ -203,16 +203,22 @@ func (e *kvEvents) run(stop <-chan struct{}) {
 		due = e.due(due[:0])
 		for i := range due {
 			d := &due[i]
+			for j, body := range d.tokens {
+				if body != nil {
+					d.batch.Events[j].TokenIDs, _ = decodeTokens(body, e.chunk) // ids beyond 32 bits are not told
+				}
+			}
 			e.send(d.sub.client, &outgoing{uid: d.sub.uid, op: d.sub.op, value: wire.AppendKVEventBatch(nil, &d.batch), hasValue: true})
 			*d = delivery{}
 		}
 	}
 }
 
-// delivery is a batch on its way. Its records are never changed.
+// delivery is a batch on its way, whose tokens are still to be read.
 type delivery struct {
-	sub   *kvSubscriber
-	batch wire.KVEventBatch
+	sub    *kvSubscriber
+	batch  wire.KVEventBatch
+	tokens [][]byte
 }
 
 // due takes the next batch of every reader that has a credit and something to
@@ -225,7 +231,7 @@ func (e *kvEvents) due(out []delivery) []delivery {
 		if !sub.credit {
 			continue
 		}
-		b := e.read(sub.model, sub.cursor, sub.limit)
+		b, tokens := e.read(sub.model, sub.cursor, sub.limit)
 		sub.cursor = b.NextCursor
 		if sub.begun && len(b.Events) == 0 && !b.Lost {
 			continue
@@ -234,7 +240,7 @@ func (e *kvEvents) due(out []delivery) []delivery {
 			e.lost++
 		}
 		sub.begun, sub.credit = true, false
-		out = append(out, delivery{sub, b})
+		out = append(out, delivery{sub, b, tokens})
 	}
 	return out
 }
