@@ -229,7 +229,9 @@ func (s *Server) whenEnded(c *copyJob) reply {
 // settle books the end of the copy and lets go of everything.
 func (c *copyJob) settle(err error) (reason string) {
 	s, d := c.s, c.t.d
-	c.late.Stop()
+	if c.late != nil {
+		c.late.Stop()
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			// The request is answered; the store says by itself if it is broken.

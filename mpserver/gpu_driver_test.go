@@ -176,7 +176,7 @@ func TestDriverAnswersWhenTheCopyBegins(t *testing.T) {
 // grace of its connection, whatever it had on its way; all others go on, and
 // its successor too.
 func TestDriverWorkerThatDies(t *testing.T) {
-	s, f, drv := driverServer(t, func(o *Options) { o.ConnectionGrace, o.PendingLookupTimeout = 50*time.Millisecond, 50*time.Millisecond })
+	s, f, drv := driverServer(t, func(o *Options) { o.ConnectionGrace = 50 * time.Millisecond })
 	dead, other := exporter(t, s, f, drv, 0, 101, 1, false), exporter(t, s, f, drv, 0, 102, 2, false)
 	dead.registerKV()
 	other.registerKV()
