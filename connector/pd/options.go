@@ -61,7 +61,7 @@ type Options struct {
 	// Layout is vLLM's name of the order of dimensions: LBHNC (heads first;
 	// needed to read from another tensor parallel size) or LBNHC. Default LBHNC.
 	Layout string
-	// BlockTokens is the size of a block. Required.
+	// BlockTokens is the size of a block of the regions in tokens. Required.
 	BlockTokens int
 	// BlocksPerLogical is how many blocks of the regions make one block of the
 	// scheduler, whose ids are the ones that travel. Default 1.
