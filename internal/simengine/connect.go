@@ -38,6 +38,10 @@ func (e *Engine) connect(ctx context.Context) error {
 		e.opts.Logger.Warn("kv-transfer-config", "advice", w)
 	}
 	e.policy = t.FailurePolicy
+	if e.opts.links != nil {
+		e.sched, e.worker = e.opts.links(e)
+		return nil
+	}
 	list := t.Children
 	if e.composed = t.Connector == connector.MultiConnector; !e.composed {
 		list = []*connector.TransferConfig{t}

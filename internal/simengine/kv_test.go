@@ -3,9 +3,9 @@ package simengine
 import "testing"
 
 // newSample is a cache with one request of some tokens.
-func newSample(t testing.TB, hnd bool, tokens int) (*kv, *request) {
-	o := &Options{BlockTokens: 16, Blocks: 256, Layers: 4, Heads: 4, HeadSize: 32}
-	k := newKV(o, make([]byte, o.Layers*o.layerBytes()), hnd)
+func newSample(t testing.TB, o Options, hnd bool, tokens int) (*kv, *request) {
+	t.Helper()
+	k := newKV(&o, make([]byte, o.Layers*o.layerBytes()), hnd)
 	c := Completion{Tokens: make([]uint32, tokens)}
 	for i := range c.Tokens {
 		c.Tokens[i] = uint32(i * 7 % 256)
@@ -31,9 +31,10 @@ func readAll(k *kv, r *request) (x uint64) {
 // Both layouts give the same answer, and every byte, and the place of every
 // block, counts in it.
 func TestEveryByteCounts(t *testing.T) {
-	const tokens = 40
-	n, rn := newSample(t, false, tokens)
-	h, rh := newSample(t, true, tokens)
+	const tokens = 20
+	o := Options{BlockTokens: 16, Blocks: 256, Layers: 2, Heads: 2, HeadSize: 3}
+	n, rn := newSample(t, o, false, tokens)
+	h, rh := newSample(t, o, true, tokens)
 	want := readAll(n, rn)
 	if got := readAll(h, rh); got != want || n.sample(rn) != h.sample(rh) {
 		t.Fatalf("heads first: %x, tokens first: %x", got, want)
@@ -63,7 +64,7 @@ func TestEveryByteCounts(t *testing.T) {
 }
 
 func BenchmarkSample(b *testing.B) {
-	k, r := newSample(b, true, 1088)
+	k, r := newSample(b, Options{BlockTokens: 16, Blocks: 256, Layers: 4, Heads: 4, HeadSize: 32}, true, 1088)
 	b.SetBytes(int64(1088 * 4 * 4 * k.rowBytes))
 	b.ReportAllocs()
 	for b.Loop() {

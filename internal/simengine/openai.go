@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -145,15 +147,15 @@ type choice struct {
 }
 
 type completion struct {
-	ID               string                     `json:"id"`
-	Object           string                     `json:"object"`
-	Created          int64                      `json:"created"`
-	Model            string                     `json:"model"`
-	Choices          []choice                   `json:"choices"`
-	ServiceTier      *string                    `json:"service_tier"`       // always null
-	Fingerprint      *string                    `json:"system_fingerprint"` // always null
-	Usage            usage                      `json:"usage"`
-	KVTransferParams map[string]json.RawMessage `json:"kv_transfer_params"`
+	ID               string   `json:"id"`
+	Object           string   `json:"object"`
+	Created          int64    `json:"created"`
+	Model            string   `json:"model"`
+	Choices          []choice `json:"choices"`
+	ServiceTier      *string  `json:"service_tier"`       // always null
+	Fingerprint      *string  `json:"system_fingerprint"` // always null
+	Usage            usage    `json:"usage"`
+	KVTransferParams kvParams `json:"kv_transfer_params"`
 }
 
 type delta struct {
@@ -170,13 +172,48 @@ type chunkChoice struct {
 }
 
 type chunk struct {
-	ID               string                     `json:"id"`
-	Object           string                     `json:"object"`
-	Created          int64                      `json:"created"`
-	Model            string                     `json:"model"`
-	Choices          []chunkChoice              `json:"choices"`
-	Usage            *usage                     `json:"usage,omitempty"`
-	KVTransferParams map[string]json.RawMessage `json:"kv_transfer_params,omitempty"`
+	ID               string        `json:"id"`
+	Object           string        `json:"object"`
+	Created          int64         `json:"created"`
+	Model            string        `json:"model"`
+	Choices          []chunkChoice `json:"choices"`
+	Usage            *usage        `json:"usage,omitempty"`
+	KVTransferParams kvParams      `json:"kv_transfer_params,omitempty"`
+}
+
+// kvParams are kv_transfer_params that are written in vLLM's order.
+type kvParams map[string]json.RawMessage
+
+// paramOrder is that of vLLM 0.33 (nixl/pull_scheduler.py, core/sched/scheduler.py).
+var paramOrder = []string{
+	"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port",
+	"tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_blocks_expiry_time", "remote_registration_generation", "transfer_mode",
+	"remote_prefill_cached_tokens",
+}
+
+// MarshalJSON writes the known keys first, and the others by name.
+func (p kvParams) MarshalJSON() ([]byte, error) {
+	if p == nil {
+		return []byte("null"), nil
+	}
+	keys := slices.DeleteFunc(slices.Clone(paramOrder), func(k string) bool { _, ok := p[k]; return !ok })
+	for _, k := range slices.Sorted(maps.Keys(p)) {
+		if !slices.Contains(paramOrder, k) {
+			keys = append(keys, k)
+		}
+	}
+	b := []byte{'{'}
+	for i, k := range keys {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		name, err := json.Marshal(k)
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(append(b, name...), ':'), p[k]...)
+	}
+	return append(b, '}'), nil
 }
 
 // apiError is an error with vLLM's shape.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/connector"
+	"github.com/lmcache-go/lmcache-go/connector/multi"
 	"github.com/lmcache-go/lmcache-go/nixl"
 )
 
@@ -46,6 +47,9 @@ type Options struct {
 	Getenv func(string) string
 	// Logger: default discards.
 	Logger *slog.Logger
+
+	// links replaces the connectors, for tests.
+	links func(e *Engine) (multi.Scheduler, multi.Worker)
 }
 
 func (o *Options) setDefaults() {
