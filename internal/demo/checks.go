@@ -53,12 +53,12 @@ func newSingle(ctx context.Context) (*simengine.Engine, error) {
 }
 
 // truth is the single engine's answer.
-func (v *verifier) truth(ctx context.Context, prompt string, tokens int) string {
+func (v *verifier) truth(ctx context.Context, prompt string) string {
 	ids := make([]uint32, len(prompt))
 	for i := range ids {
 		ids[i] = uint32(prompt[i])
 	}
-	a, err := v.single.Complete(ctx, simengine.Completion{Tokens: ids, MaxTokens: tokens}, nil)
+	a, err := v.single.Complete(ctx, simengine.Completion{Tokens: ids, MaxTokens: answerLen}, nil)
 	if err != nil {
 		return "the single engine failed: " + err.Error()
 	}
@@ -120,7 +120,7 @@ func (v *verifier) routing(ctx context.Context) {
 	stamp := regexp.MustCompile(`^(chat)?cmpl-___prefill_addr_` + host(v.t.prefillURL) + `___decode_addr_` + host(v.t.decodeURL) + `_[0-9a-f]{32}$`)
 	if a, ok := v.ask(ctx, "completion", "/v1/completions", pagePrompt, false); ok {
 		v.check(stamp.MatchString(a.id), "id of a completion", "%s", a.id)
-		want := v.truth(ctx, pagePrompt, answerLen)
+		want := v.truth(ctx, pagePrompt)
 		v.check(a.text == want && a.reason == "length", "text is the single engine's", "%q, finish_reason %s", a.text, a.reason)
 	}
 	if a, ok := v.ask(ctx, "chat", "/v1/chat/completions", pagePrompt, false); ok {
@@ -149,7 +149,7 @@ func (v *verifier) transfer(ctx context.Context) {
 	replied := time.Now()
 	freed := eventually(ctx, leaseLimit, func() bool { return v.c.metric(ctx, v.t.prefillURL, "vllm:kv_cache_usage_perc") == 0 })
 	took := time.Since(replied)
-	want := v.truth(ctx, prompt(1, longTokens), answerLen)
+	want := v.truth(ctx, prompt(1, longTokens))
 	v.check(a.text == want, "text is the single engine's", "%q (%d tokens of prompt, %s)", a.text, a.tokens, round(a.took))
 	blocks := (longTokens + blockTokens - 1) / blockTokens
 	v.check(count() == transfers+1 && sum() == bytes+float64(blocks*layers*pageBytes), "transfers counted on the decoder",
@@ -215,7 +215,7 @@ func (v *verifier) hitRate(ctx context.Context) {
 	}
 	want := float64(longTokens / chunkTokens * chunkTokens)
 	v.check(hits()-before == want, "after the pool has spilled", "+%.0f tokens from LMCache, %s", hits()-before, round(spilled.took))
-	v.check(spilled.text == first.text && spilled.text == v.truth(ctx, text, answerLen), "same text", "%q", spilled.text)
+	v.check(spilled.text == first.text && spilled.text == v.truth(ctx, text), "same text", "%q", spilled.text)
 	rate := ""
 	v.check(eventually(ctx, leaseLimit, func() bool {
 		log, err := v.t.prefill.output(from)

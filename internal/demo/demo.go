@@ -143,7 +143,7 @@ func runDemo(ctx context.Context, s settings, p parts, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer single.Close()
+	defer func() { _ = single.Close() }() // it holds nothing but its own memory
 	v := &verifier{report: &report{out: out}, t: t, c: newClient(), single: single}
 	defer v.c.close()
 	if s.kill != "" {

@@ -43,7 +43,7 @@ func (p *process) start(dir string) error {
 		return err
 	}
 	defer f.Close()                                // the child has its own
-	p.cmd = exec.Command(p.argv[0], p.argv[1:]...) //nolint:gosec,noctx // our own command lines; stop and kill end it
+	p.cmd = exec.Command(p.argv[0], p.argv[1:]...) //nolint:noctx // stop and kill end it
 	p.cmd.Env = append(os.Environ(), p.env...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -68,6 +68,8 @@ func serve(ctx context.Context, h http.Handler, addr string, stdout io.Writer) e
 	if err != nil {
 		err = errors.Join(err, s.Close())
 	}
-	<-served
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
 	return err
 }

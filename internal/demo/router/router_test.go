@@ -60,7 +60,7 @@ type engine struct {
 
 func startEngine(t *testing.T, say string) *engine {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	e := &engine{l: l, say: say}
 	e.wg.Go(func() {
@@ -191,7 +191,7 @@ func TestRequestsFollowTheWorkersInStep(t *testing.T) {
 	s := httptest.NewServer(r)
 	defer s.Close()
 	for range 4 {
-		resp, err := s.Client().Post(s.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`)) //nolint:noctx // a test's
+		resp, err := s.Client().Post(s.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`))
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 	}
@@ -206,7 +206,7 @@ func TestRequestsFollowTheWorkersInStep(t *testing.T) {
 func TestOwnRoutes(t *testing.T) {
 	live := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"object":"list"}`) }))
 	defer live.Close()
-	dead, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	gone := "http://" + dead.Addr().String()
 	require.NoError(t, dead.Close())
