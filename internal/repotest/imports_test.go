@@ -51,8 +51,9 @@ var internalEdges = map[string][]string{
 
 // testEdges may be imported by test files beyond the row of their package.
 var testEdges = map[string][]string{
-	"connector":    {"mpserver", "l1cache"},
-	"connector/pd": {"mpserver"},
+	"connector":     {"mpserver", "l1cache"},
+	"connector/pd":  {"mpserver"},
+	"internal/demo": {"connector"},
 	// The simulated engine is tested with a server in its process.
 	"internal/simengine": {"mpserver"},
 }
