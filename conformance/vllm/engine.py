@@ -23,7 +23,7 @@ import torch  # noqa: E402
 torch.set_num_threads(1)  # the servers need the cores
 
 from vllm.config import (  # noqa: E402
-    CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig,
+    CacheConfig, DeviceConfig, KVEventsConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig,
     set_current_vllm_config,
 )
 from vllm.distributed.kv_transfer import kv_transfer_state  # noqa: E402
@@ -91,7 +91,8 @@ class BadPage(Exception):
 class Engine:
     """One engine: scheduler, connector of the scheduler, and the connector and pages of one worker."""
 
-    def __init__(self, name: str, transfer: KVTransferConfig, *, block: int = 16, blocks: int = 512, budget: int = 8192) -> None:
+    def __init__(self, name: str, transfer: KVTransferConfig, *, block: int = 16, blocks: int = 512, budget: int = 8192,
+                 events: bool = False) -> None:
         longest = min(4096, (blocks - 1) * block)  # one block is vLLM's own
         self.name, self.block = name, block
         self.texts: dict[str, list[int]] = {}
@@ -105,6 +106,7 @@ class Engine:
             scheduler_config=SchedulerConfig(
                 max_num_seqs=16, max_num_batched_tokens=budget, max_model_len=longest, enable_chunked_prefill=True, is_encoder_decoder=False),
             parallel_config=ParallelConfig(), device_config=DeviceConfig(device="cpu"), kv_transfer_config=transfer,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
         )
         specs = {
             f"model.layers.{i}.self_attn.attn":
@@ -130,6 +132,9 @@ class Engine:
                 self.scheduler = Scheduler(
                     vllm_config=v, kv_cache_config=cache, structured_output_manager=StructuredOutputManager(v),
                     block_size=scheduler_block, hash_block_size=hash_block, log_stats=True)
+            self.published: list = []  # KV events, as a router would hear them
+            if events:
+                self.scheduler.kv_event_publisher.publish = lambda batch: self.published.extend(batch.events)
             handshake = self.worker.get_handshake_metadata()
             if handshake is not None:
                 self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})

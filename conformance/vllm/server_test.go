@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 )
 
 const (
-	readyLimit = 90 * time.Second
+	readyLimit = 3 * time.Minute
 	stopLimit  = 20 * time.Second
 )
 
@@ -97,6 +98,13 @@ func (s *server) awaitReady(t *testing.T) {
 	defer c.Close()
 	if err := c.Noop(t.Context()); err != nil {
 		t.Fatalf("the %s server did not start: %v", s.kind, err)
+	}
+}
+
+func (s *server) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -7,7 +7,11 @@ in the pool, how often a client pinged or asked again) is replaced by a word or 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 import threading
+
+import zmq
 
 from lmcache.v1.multiprocess.transport.zmq_impl.client import ZmqMultiprocessClient
 
@@ -18,7 +22,7 @@ _records: list[_Record] = []
 _lock = threading.Lock()
 _words: dict[str, str] = {}
 _by_request = False
-_unasked: set[str] = set()
+_left_out: set[tuple[str, str]] = set()
 
 
 class _Record:
@@ -129,6 +133,16 @@ def render(v, operation: str = "") -> str:
     return str(v)
 
 
+_monitor, _monitors = zmq.Socket.get_monitor_socket, itertools.count()
+
+
+def _get_monitor_socket(self, events=None, addr=None):
+    """pyzmq names a monitor by its socket's descriptor, which a new client may have while an old one is being closed."""
+    return _monitor(self, events, addr or f"inproc://monitor-{next(_monitors)}")
+
+
+zmq.Socket.get_monitor_socket = _get_monitor_socket
+
 _call = ZmqMultiprocessClient._call
 
 
@@ -174,9 +188,9 @@ def _reply(record: _Record) -> str:
         return f"{type(e).__name__}"
 
 
-def without_queries(request: str) -> None:
-    """Leaves out whether a request asked for its lookup: for those that end at once."""
-    _unasked.add(request)
+def without(operation: str, request: str) -> None:
+    """Leaves out what a race decides: whether an operation is sent for a request."""
+    _left_out.add((operation, request))
 
 
 def settle() -> None:
@@ -196,9 +210,12 @@ def take() -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for r in records:
         line = f"{r.operation} {r.args} -> {_reply(r)}"
-        if r.operation == "query_prefetch_status" and (line.endswith("-> None") or r.args in _unasked):
+        if r.operation == "query_prefetch_status" and line.endswith("-> None"):
             continue
-        out.setdefault(r.who, []).append(line)
+        if any(r.operation == operation and request in re.split(r"[ ,:()]+", r.args) for operation, request in _left_out):
+            continue
+        # A thread of its own subscribes.
+        out.setdefault(r.who + " events" * (r.operation == "subscribe_kv_events"), []).append(line)
     return out
 
 
