@@ -12,7 +12,7 @@ import (
 
 // export is the exporter's main.
 func export(in io.Reader, out io.Writer) int {
-	x := &exporting{}
+	x := &exporting{lines: map[cuda.MemHandle]*cuda.Mapping{}}
 	dec, enc := json.NewDecoder(in), json.NewEncoder(out)
 	for {
 		var r request
@@ -43,8 +43,9 @@ type exporting struct {
 	count   uint64       // what Blocked waits for next
 	blocked bool
 	staging *cuda.HostBuffer
-	free    *cuda.Stream // waits for nothing
-	held    *cuda.Stream // what Blocked holds up
+	free    *cuda.Stream                     // waits for nothing
+	held    *cuda.Stream                     // what Blocked holds up
+	lines   map[cuda.MemHandle]*cuda.Mapping // timelines of others
 }
 
 func (x *exporting) serve(r *request) (a answer, err error) {
@@ -183,11 +184,15 @@ func (x *exporting) look(r *request) (a answer, err error) {
 		defer e.Destroy() //nolint:errcheck // a test's helper
 		fired = e.Done
 	case cuda.SignalTimeline:
-		m, err := x.ctx.OpenMemory(s.Buffer)
-		if err != nil {
-			return a, err
+		m := x.lines[s.Buffer]
+		if m == nil {
+			// Not closed again: the driver would wait for our own stream, which
+			// a blocked signal keeps from ending.
+			if m, err = x.ctx.OpenMemory(s.Buffer); err != nil {
+				return a, err
+			}
+			x.lines[s.Buffer] = m
 		}
-		defer m.Release() //nolint:errcheck // a test's helper
 		fired = func() (bool, error) {
 			err := x.free.Copy(x.staging.Address, m.Address+s.Offset, 8)
 			if err == nil {
