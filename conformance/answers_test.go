@@ -90,9 +90,9 @@ func TestEveryRequestIsAnswered(t *testing.T) {
 			}
 		}
 		if r.Op == "subscribe_kv_events" {
-			// One batch that says no, and the end only when the client asks for it.
-			if batch, err := decode(got[len(got)-1]); err != nil || batch.(map[string]any)["enabled"] != false {
-				t.Errorf("%s: got %v, %v, want enabled false", r.Name, batch, err)
+			// One batch, and the end only when the client asks for it.
+			if batch, err := decode(got[len(got)-1]); err != nil || batch.(map[string]any)["enabled"] != true {
+				t.Errorf("%s: got %v, %v, want enabled true", r.Name, batch, err)
 			}
 			if early, err := d.receive(silence); err != nil || early != nil {
 				t.Errorf("%s: got %q, %v before the client cancelled", r.Name, early, err)

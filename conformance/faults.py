@@ -222,7 +222,7 @@ def stopped(run, a) -> None:
 
     def audit():
         """All bytes of what is left of the others, newest first."""
-        seen = 0
+        seen = misses = 0
         for ids in reversed(others):
             rid = run.request()
             hit = w.lookup(ids, rid)
@@ -230,7 +230,9 @@ def stopped(run, a) -> None:
                 check(w.retrieve(ids, rid, 0, hit), "the retrieve failed")
             w.end(rid)
             seen += hit
-            if not hit and seen:
+            # A store that took longer than its write TTL, on a slow machine, was not kept.
+            misses += not hit and seen > 0
+            if misses > 3:
                 break
         check(seen * w.chunk_bytes * 3 > a.pool_bytes, f"only {seen} chunks are left")
         return f"{seen} chunks"
