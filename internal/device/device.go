@@ -106,7 +106,7 @@ type Job struct {
 	After []byte
 	// Begun is called with the client's event when the copy has begun, before
 	// Done, if Submit returned none. If the job ends without, Done hears an
-	// [ErrUnbegun]. As for Done, it must not wait. nil for who has no client.
+	// [ErrUnbegun]. It must neither wait nor submit. nil for who has no client.
 	Begun func(event []byte)
 	// Done is called exactly once, when nothing can touch the memory of the
 	// job any more, with the reason why it is not complete, or nil. Calls of
