@@ -20,6 +20,9 @@ const (
 	// boundChunks is how many chunks' tokens are kept for their publication,
 	// which comes with the end of the copy.
 	boundChunks = 8192
+	// quietRecords is all that is kept until somebody subscribes: a record takes
+	// a kilobyte or two, and most servers have no reader ever.
+	quietRecords = 1024
 )
 
 // kvEvents is the log of stored and removed chunks: routers learn from it, by
@@ -37,6 +40,7 @@ type kvEvents struct {
 	mu      sync.Mutex
 	log     []kvRecord // guarded by mu: a ring of at most size records
 	oldest  int        // guarded by mu: index of the first record of log
+	heard   bool       // guarded by mu: there was a subscriber
 	last    int64      // guarded by mu: seq of the newest record
 	bound   *simplelru.LRU[hash.Digest, tokenBinding]
 	unbound int64                    // guarded by mu: published chunks whose tokens are not known
@@ -46,8 +50,10 @@ type kvEvents struct {
 	seen    map[hash.Digest]struct{} // guarded by mu: scratch of record
 }
 
-// tokenBinding is what is told of a stored chunk beside its hash.
+// tokenBinding is what is told of a stored chunk beside its hash. Once that was
+// done, only the log keeps it.
 type tokenBinding struct {
+	seq    int64  // of the record that has the rest; 0: none yet
 	parent []byte // nil for a first chunk
 	tokens []byte // as the key had them: most logs are never read
 }
@@ -96,7 +102,7 @@ func (e *kvEvents) bind(t *transfer, hashes []hash.Digest, slots []l1cache.Slot)
 		if at == t.to {
 			return // a chunk twice: the first binding stands
 		}
-		if _, ok := e.bound.Get(h); ok {
+		if b, ok := e.bound.Get(h); ok && b.seq == 0 {
 			continue
 		}
 		skip, err := wire.SkipTokens(body, (at-from)*e.chunk)
@@ -199,6 +205,15 @@ func (e *kvEvents) stored(ev *l1cache.ObjectEvent) {
 		e.unbound++
 		return
 	}
+	if b.seq > 0 { // another rank, model or salt
+		r := e.at(b.seq)
+		if r == nil {
+			e.unbound++
+			return
+		}
+		b = tokenBinding{parent: r.ParentHash, tokens: r.tokens}
+	}
+	e.bound.Add(ev.Hash, tokenBinding{seq: e.last + 1})
 	e.append(kvRecord{tokens: b.tokens, KVEventRecord: wire.KVEventRecord{
 		Kind: wire.KVEventStored, Model: ev.Scope.Model, BlockHashes: [][]byte{append([]byte(nil), ev.Hash[:]...)}, ParentHash: b.parent,
 	}})
@@ -237,12 +252,34 @@ func (e *kvEvents) flushGone() {
 func (e *kvEvents) append(r kvRecord) {
 	e.last++
 	r.Seq, r.Medium = e.last, wire.KVMediumCPU
-	if len(e.log) < e.size {
+	limit := e.size
+	if !e.heard {
+		limit = min(limit, quietRecords)
+	}
+	if len(e.log) < limit {
 		e.log = append(e.log, r)
 		return
 	}
 	e.log[e.oldest] = r
-	e.oldest = (e.oldest + 1) % e.size
+	e.oldest = (e.oldest + 1) % limit
+}
+
+// listen makes room for a full log: somebody has subscribed. e.mu is held.
+func (e *kvEvents) listen() {
+	if !e.heard {
+		e.heard = true
+		e.log = append(e.log[e.oldest:len(e.log):len(e.log)], e.log[:e.oldest]...)
+		e.oldest = 0
+	}
+}
+
+// at returns the record of a number, nil when the log does not have it. e.mu is held.
+func (e *kvEvents) at(seq int64) *kvRecord {
+	first := e.last - int64(len(e.log)) + 1
+	if seq < first || seq > e.last {
+		return nil
+	}
+	return &e.log[(e.oldest+int(seq-first))%len(e.log)]
 }
 
 // read returns the batch behind a cursor: at most limit records of a model,
@@ -256,7 +293,7 @@ func (e *kvEvents) read(model string, cursor int64, limit int) (b wire.KVEventBa
 	b.Lost = cursor+1 < first || cursor > e.last
 	b.NextCursor = min(cursor, e.last)
 	for seq := max(first, b.NextCursor+1); seq <= e.last; seq++ {
-		r := &e.log[(e.oldest+int(seq-first))%len(e.log)]
+		r := e.at(seq)
 		b.NextCursor = seq
 		if r.Model != model {
 			continue

@@ -1,6 +1,7 @@
 package mpserver
 
 import (
+	"encoding/binary"
 	"fmt"
 	"testing"
 	"time"
@@ -152,6 +153,82 @@ func TestKVEventsLost(t *testing.T) {
 	require.True(t, b.Lost)
 	require.Empty(t, b.Events)
 	require.Equal(t, int64(5), b.NextCursor)
+}
+
+// Until somebody subscribes only a short log is kept; who comes hears what it
+// holds, and that there was more. From then on the log has its size.
+func TestKVEventsBeforeTheFirstReader(t *testing.T) {
+	const n = quietRecords + 10
+	e := newKVEvents(2*quietRecords, testChunk, 1, nil)
+	one := func(i int) {
+		ev := l1cache.ObjectEvent{Kind: l1cache.ObjectGone, Scope: l1cache.Scope{Model: testModel}}
+		binary.LittleEndian.PutUint32(ev.Hash[:], uint32(i))
+		e.record([]l1cache.ObjectEvent{ev})
+	}
+	for i := range n {
+		one(i)
+	}
+	require.Equal(t, quietRecords, e.status().LogDepth)
+	_, ok := e.subscribe(&kvSubscriber{client: &client{}, instance: 1, model: testModel})
+	require.True(t, ok)
+	for i := range quietRecords {
+		one(n + i)
+	}
+	require.Equal(t, 2*quietRecords, e.status().LogDepth)
+	one(n + quietRecords) // the oldest goes
+
+	cursor, want := int64(0), int64(12)
+	for e.last > cursor {
+		e.mu.Lock()
+		b, _ := e.read(testModel, cursor, 1000)
+		e.mu.Unlock()
+		require.Equal(t, cursor == 0, b.Lost)
+		for _, r := range b.Events {
+			require.Equal(t, want, r.Seq)
+			require.Equal(t, uint32(want-1), binary.LittleEndian.Uint32(r.BlockHashes[0]))
+			want++
+		}
+		cursor = b.NextCursor
+	}
+	require.Equal(t, e.last+1, want)
+}
+
+// A chunk that several ranks or models publish is told each time, with the tokens
+// that the log holds by then.
+func TestKVEventsOfRanks(t *testing.T) {
+	e := newKVEvents(100, testChunk, 1, nil)
+	h, err := hash.New(hash.Options{ChunkSize: testChunk})
+	require.NoError(t, err)
+	tokens := prompt(1, 2*testChunk)
+	k := keyOf("x", tokens)
+	p, _, err := h.Prompt(k.Tokens, len(tokens))
+	require.NoError(t, err)
+	store := &transfer{requestKey: &requestKey{Key: k, prompt: p}, to: 2}
+	publish := func(model string) {
+		e.record([]l1cache.ObjectEvent{{Kind: l1cache.ObjectStored, Scope: l1cache.Scope{Model: model}, Hash: p.Chunks()[1]}})
+	}
+	for range 2 {
+		e.bind(store, p.Chunks(), []l1cache.Slot{{Chunk: 0}, {Chunk: 1}})
+		publish(testModel)
+		publish(testModel)
+		publish("another")
+	}
+	require.Len(t, e.log, 6)
+	for i, r := range e.log {
+		require.Equal(t, []string{testModel, testModel, "another"}[i%3], r.Model)
+		require.Equal(t, p.Chunks()[0][:], r.ParentHash)
+		got, ok := decodeTokens(r.tokens, testChunk)
+		require.True(t, ok)
+		require.Equal(t, tokens[testChunk:], got)
+	}
+	require.Zero(t, e.unbound)
+
+	// What the log has lost nobody can tell.
+	for range 100 {
+		e.append(kvRecord{})
+	}
+	publish(testModel)
+	require.Equal(t, int64(1), e.unbound)
 }
 
 func TestEndsOfSubscriptions(t *testing.T) {

@@ -232,11 +232,13 @@ func (c *client) pump(wait time.Duration) error {
 	return err
 }
 
-// run keeps depth requests in flight until the deadline, then waits for the
-// last of them.
+// run keeps depth requests in flight until the deadline, or until --requests
+// were begun. The last of them are left in flight, for drain.
 func (c *client) run(deadline time.Time) error {
-	for time.Now().Before(deadline) {
-		for c.inflight < c.cfg.Depth {
+	first := c.seq
+	more := func() bool { return c.cfg.Requests == 0 || c.seq-first < uint64(c.cfg.Requests) }
+	for time.Now().Before(deadline) && (more() || c.inflight > 0) {
+		for c.inflight < c.cfg.Depth && more() {
 			if err := c.startOne(); err != nil {
 				return err
 			}

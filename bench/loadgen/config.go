@@ -49,6 +49,7 @@ type config struct {
 	Depth        int           `json:"depth"`
 	Seconds      float64       `json:"seconds"`
 	Warmup       float64       `json:"warmup"`
+	Requests     int           `json:"requests"`
 	Tokens       int           `json:"tokens"`
 	Chunks       int           `json:"chunks"`
 	Mode         string        `json:"mode"`
@@ -72,6 +73,7 @@ type config struct {
 	label   string
 	report  string
 	sink    bool
+	sinkMB  int
 }
 
 func parseFlags(args []string, out io.Writer) (*config, error) {
@@ -85,6 +87,7 @@ func parseFlags(args []string, out io.Writer) (*config, error) {
 	f.IntVar(&c.Depth, "depth", 1, "requests in flight per client")
 	f.Float64Var(&c.Seconds, "seconds", 5, "length of the measured part")
 	f.Float64Var(&c.Warmup, "warmup", 0, "seconds before it that are not counted")
+	f.IntVar(&c.Requests, "requests", 0, "end after so many requests of each client, if that is before --seconds; 0: no such end")
 	f.IntVar(&c.Tokens, "tokens", 8192, "prompt length of lookups")
 	f.IntVar(&c.Chunks, "chunks", 4, "chunks per request of store, retrieve and mixed")
 	f.StringVar(&c.Mode, "mode", "shm", "shm | pickle: what the server is expected to negotiate")
@@ -107,6 +110,7 @@ func parseFlags(args []string, out io.Writer) (*config, error) {
 	f.StringVar(&c.label, "label", "", "with --json: the run's name, kept in the object")
 	f.StringVar(&c.report, "report", "", "no run: compare the objects in this file, one a line (see peer.sh)")
 	f.BoolVar(&c.sink, "sink", false, "no run: serve at --url in pickle mode and throw everything away, until SIGTERM")
+	f.IntVar(&c.sinkMB, "sink-mb", 0, "with --sink: read stores into a span of so many MiB in turn, not into the same buffer over and over")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -131,7 +135,7 @@ func (c *config) check() error {
 	bad(!known, "--layout %s: want llama8b, small, tiny or micro", c.Layout)
 	bad(c.Clients < 1 || c.Clients > 999, "--clients %d: want 1 to 999", c.Clients)
 	bad(c.Depth < 1 || c.Depth > maxDepth, "--depth %d: want 1 to %d", c.Depth, maxDepth)
-	bad(c.Chunks < 1 || c.Tokens < 1 || c.Prefill < 0 || c.Prompts < 0, "--chunks, --tokens, --prefill and --prompts must not be negative")
+	bad(c.Chunks < 1 || c.Tokens < 1 || c.Prefill < 0 || c.Prompts < 0 || c.Requests < 0, "--chunks, --tokens, --prefill, --prompts and --requests must not be negative")
 	bad(c.SharedPrefix < 0 || c.SharedPrefix >= c.Tokens, "--shared-prefix %d: want less than --tokens %d", c.SharedPrefix, c.Tokens)
 	bad((c.Hit || c.Ops == "retrieve") && c.Prefill < 1, "--prefill %d: a hit needs a stored prompt", c.Prefill)
 	bad(!strings.HasPrefix(c.URL, "tcp://"), "--url %s: want tcp://host:port", c.URL)

@@ -28,7 +28,7 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 	if c.report != "" || c.sink {
 		work := func() error { return report(stdout, c.report) }
 		if c.sink {
-			work = func() error { return serveSink(c.URL, stdout) }
+			work = func() error { return serveSink(c, stdout) }
 		}
 		if err := work(); err != nil {
 			fmt.Fprintln(stderr, "loadgen:", err)
@@ -37,7 +37,7 @@ func realMain(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	debug.SetGCPercent(400)
-	r := measure(c)
+	r := runOnce(c)
 	if c.jsonOut {
 		b, err := json.Marshal(r)
 		if err != nil {

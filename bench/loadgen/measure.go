@@ -9,8 +9,16 @@ import (
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
-// measure makes one run. Problems are in its Errors.
-func measure(c *config) *result {
+const (
+	// memcpySpan is more than the caches of one core hold.
+	memcpySpan = 256 << 20
+	memcpyFor  = 200 * time.Millisecond
+	// defaultChunkTokens is the server's default, which names of layouts refer to.
+	defaultChunkTokens = 256
+)
+
+// runOnce makes one run. Problems are in its Errors.
+func runOnce(c *config) *result {
 	fail := func(err error) *result {
 		return &result{Config: c, Label: c.label, Errors: []string{err.Error()}}
 	}
@@ -51,6 +59,7 @@ func measure(c *config) *result {
 		wg.Wait()
 		return errors.Join(errs...)
 	}
+	copied := memcpyRate(c)
 	err := each(func(cl *client) error {
 		err := cl.run(time.Now().Add(seconds(c.Warmup)))
 		cl.st.reset()
@@ -86,11 +95,40 @@ func measure(c *config) *result {
 		all[i] = cl.st
 	}
 	r := summarize(c, all, wall)
+	r.MemcpyGBs = round((copied+memcpyRate(c))/2, 3)
 	r.ClientCPUPct = round(100*own.Seconds()/wall.Seconds(), 1)
 	if c.ServerPID > 0 {
 		r.Server = use(before, after, wall, r.Ops[r.mainOp()].N)
 	}
 	return r
+}
+
+// memcpyRate is what one thread of this machine copies in pieces of a chunk, in
+// GB/s, at the moment: between ordinary memory, with the side that a workload
+// walks through as large as memcpySpan. 0 for workloads that copy nothing.
+func memcpyRate(c *config) float64 {
+	if c.Mode != "shm" || c.NoCopy || c.Ops != "store" && c.Ops != "retrieve" {
+		return 0
+	}
+	n := layouts[c.Layout].chunkBytes(defaultChunkTokens)
+	span, piece := make([]byte, max(memcpySpan, n)), make([]byte, n)
+	turn := func() (copied int) {
+		for at := 0; at+n <= len(span); at += n {
+			if c.Ops == "store" {
+				copied += copy(span[at:at+n], piece)
+			} else {
+				copied += copy(piece, span[at:at+n])
+			}
+		}
+		return copied
+	}
+	clear(span) // reading untouched pages reads one page of zeros
+	turn()
+	copied, begin := 0, time.Now()
+	for time.Since(begin) < memcpyFor {
+		copied += turn()
+	}
+	return float64(copied) / time.Since(begin).Seconds() / 1e9
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

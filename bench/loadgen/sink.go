@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 	"github.com/lmcache-go/lmcache-go/mpserver/torchpickle"
@@ -24,6 +26,8 @@ type sink struct {
 	chunkTokens int
 
 	mu      sync.Mutex
+	span    []byte            // guarded by mu: where stores are read to, in turn; nil: into a buffer
+	at      int               // guarded by mu: where the next one goes
 	shape   []int64           // guarded by mu: of the registered worker's objects
 	lookups map[string]int    // guarded by mu: chunks by request
 	pickles map[int]wireReply // guarded by mu: replies to PREPARE_RETRIEVE by chunks
@@ -32,16 +36,25 @@ type sink struct {
 type wireReply []byte
 
 // serveSink serves at url until it is told to end.
-func serveSink(url string, out io.Writer) error {
+func serveSink(c *config, out io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	return runSink(ctx, url, out)
+	return runSink(ctx, c, out)
 }
 
-func runSink(ctx context.Context, url string, out io.Writer) error {
-	s := &sink{chunkTokens: 256, lookups: map[string]int{}, pickles: map[int]wireReply{}}
+func runSink(ctx context.Context, c *config, out io.Writer) error {
+	s := &sink{chunkTokens: defaultChunkTokens, lookups: map[string]int{}, pickles: map[int]wireReply{}}
+	if c.sinkMB > 0 {
+		mem, err := unix.Mmap(-1, 0, c.sinkMB<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			return fmt.Errorf("map %d MiB: %w", c.sinkMB, err)
+		}
+		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // as the pool of a server, where the system allows it
+		clear(mem)
+		s.span = mem
+	}
 	r := zmtp.NewRouter(zmtp.RouterOptions{Handler: s})
-	bound, err := r.Listen(url)
+	bound, err := r.Listen(c.URL)
 	if err != nil {
 		return err
 	}
@@ -56,6 +69,25 @@ func runSink(ctx context.Context, url string, out io.Writer) error {
 func (s *sink) Connected(*zmtp.Peer)           {}
 func (s *sink) Disconnected(*zmtp.Peer, error) {}
 func (s *sink) Refused(net.Addr, error)        {}
+
+// Place implements [zmtp.Placer]: with a span, a store is read into the next
+// part of it, as into a pool that is larger than the caches, and not looked at.
+func (s *sink) Place(_ *zmtp.Peer, frames [][]byte, size int) *zmtp.Placement {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if size > len(s.span) || len(frames) < 2 {
+		return nil
+	}
+	if op, err := wire.ParseOp(frames[1]); err != nil || op != wire.OpCommitStore {
+		return nil
+	}
+	if s.at+size > len(s.span) {
+		s.at = 0
+	}
+	dst := s.span[s.at : s.at+size]
+	s.at += size
+	return &zmtp.Placement{Parts: []zmtp.Part{{Dst: dst}}}
+}
 
 // Message answers as a server in pickle mode does where all goes well.
 func (s *sink) Message(p *zmtp.Peer, m *zmtp.Message) {

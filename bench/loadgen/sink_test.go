@@ -9,12 +9,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The server that throws everything away is one to the driver.
+// The server that throws everything away is one to the driver, wherever it reads to.
 func TestDrivesTheSink(t *testing.T) {
+	t.Run("into a buffer", func(t *testing.T) { driveSink(t, &config{URL: "tcp://127.0.0.1:*"}) })
+	t.Run("into a span", func(t *testing.T) { driveSink(t, &config{URL: "tcp://127.0.0.1:*", sinkMB: 8}) })
+}
+
+func driveSink(t *testing.T, c *config) {
 	ctx, cancel := context.WithCancel(context.Background())
 	r, w := io.Pipe()
 	done := make(chan error, 1)
-	go func() { done <- runSink(ctx, "tcp://127.0.0.1:*", w) }()
+	go func() { done <- runSink(ctx, c, w) }()
 	line := make([]byte, 256)
 	n, err := r.Read(line)
 	require.NoError(t, err)

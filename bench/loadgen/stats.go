@@ -59,8 +59,12 @@ type result struct {
 	Server   *serverUse          `json:"server,omitempty"`
 	// ClientCPUPct is the load generator's own CPU use, 100 = one core: near
 	// the number of cores the client is what limits the run.
-	ClientCPUPct float64  `json:"client_cpu_pct"`
-	Errors       []string `json:"errors,omitempty"`
+	ClientCPUPct float64 `json:"client_cpu_pct"`
+	// MemcpyGBs is what one thread copied just before and after the run; see memcpyRate.
+	MemcpyGBs float64  `json:"memcpy_gb_s,omitempty"`
+	Errors    []string `json:"errors,omitempty"`
+	// Values are not of a run: what process.py measured, by name with unit.
+	Values map[string]float64 `json:"values,omitempty"`
 }
 
 // summarize merges the clients' counts of a run that took wall.

@@ -29,6 +29,9 @@ func (r *result) print(out io.Writer) {
 			u.CPUUSPerOp, r.mainOp(), u.CPUPct, u.After.Threads, u.After.MiB["VmRSS"], u.After.MiB["RssAnon"], u.After.MiB["RssShmem"])
 	}
 	fmt.Fprintf(out, "client: %.0f %% of a core\n", r.ClientCPUPct)
+	if r.MemcpyGBs > 0 {
+		fmt.Fprintf(out, "memcpy by one thread: %.2f GB/s\n", r.MemcpyGBs)
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Counters)) {
 		fmt.Fprintf(out, "%s: %d\n", name, r.Counters[name])
 	}
@@ -93,16 +96,25 @@ func cutSuffix(s, suffix string) (string, bool) {
 	return s, false
 }
 
-// measures are what report compares; better is the sign of improvement.
-var measures = []struct {
+// measure is what report compares.
+type measure struct {
 	name     string
 	inverted bool // smaller is better
 	of       func(r *result) float64
-}{
+}
+
+// measures of a run.
+var measures = []measure{
 	{"ops/s", false, func(r *result) float64 { return r.Ops[r.mainOp()].OpsS }},
 	{"p50 us", true, func(r *result) float64 { return r.Ops[r.lead()].P50US }},
 	{"p99 us", true, func(r *result) float64 { return r.Ops[r.lead()].P99US }},
 	{"GB/s", false, func(r *result) float64 { return r.Ops[r.lead()].GBsBusy }},
+	{"% of memcpy", false, func(r *result) float64 {
+		if r.MemcpyGBs == 0 {
+			return 0
+		}
+		return round(100*r.Ops[r.lead()].GBsBusy/r.MemcpyGBs, 1)
+	}},
 	{"server CPU us/op", true, func(r *result) float64 {
 		if r.Server == nil {
 			return 0
@@ -123,8 +135,20 @@ func (r *result) lead() string {
 	return r.Config.Ops
 }
 
+// measuresOf are the measures that a workload's results have.
+func measuresOf(r *result) []measure {
+	if r.Config != nil {
+		return measures
+	}
+	var all []measure
+	for _, name := range slices.Sorted(maps.Keys(r.Values)) {
+		all = append(all, measure{name, true, func(r *result) float64 { return r.Values[name] }})
+	}
+	return all
+}
+
 func compare(w io.Writer, workload string, ours, peers []*result) {
-	for _, m := range measures {
+	for _, m := range measuresOf(ours[0]) {
 		n := min(len(ours), len(peers))
 		a, b, ratios := make([]float64, 0, n), make([]float64, 0, n), make([]float64, 0, n)
 		for i := range n {

@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
-	"time"
 )
 
 const (
@@ -13,37 +13,43 @@ const (
 	// request of 32k tokens allocates 130 KB: with Go's default of "as much as
 	// is live" the collector would run every thirty messages.
 	heapSlackBytes = 32 << 20
-	// collectorTurn is how often the setting follows the live heap, which
-	// grows with the cache of prompts.
-	collectorTurn = 2 * time.Second
-	maxPercent    = 1000
-	minPercent    = 50
+	maxPercent     = 1000
+	minPercent     = 20
 )
 
 // tuneCollector keeps the garbage below about heapSlackBytes until ctx ends,
-// unless the operator has set GOGC.
+// unless the operator has set GOGC. The setting follows each collection: a
+// burst of new prompts makes the live heap twenty times as large within a
+// second, and what suited the small one would let it grow by gigabytes.
 func tuneCollector(ctx context.Context, c console) {
 	if c.env("GOGC") != "" {
 		return
 	}
 	debug.SetGCPercent(maxPercent)
-	go func() {
-		tick := time.NewTicker(collectorTurn)
-		defer tick.Stop()
-		set := maxPercent
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			// Setting it stops the world for a moment: only for a real change.
-			if p := collectorPercent(liveHeap()); p < set*3/4 || p > set*4/3 {
-				set = p
-				debug.SetGCPercent(p)
-			}
+	set := maxPercent
+	afterCollections(ctx, func() {
+		// Setting it stops the world for a moment: only for a real change.
+		if p := collectorPercent(liveHeap()); p < set*7/8 || p > set*4/3 {
+			set = p
+			debug.SetGCPercent(p)
 		}
-	}()
+	})
+}
+
+// afterCollections calls f soon after each collection until ctx ends, one call
+// at a time.
+func afterCollections(ctx context.Context, f func()) {
+	type sentinel struct{ self *sentinel } // a pointer keeps it out of blocks that others share
+	var arm func()
+	arm = func() {
+		runtime.AddCleanup(&sentinel{}, func(struct{}) {
+			if ctx.Err() == nil {
+				f()
+				arm()
+			}
+		}, struct{}{})
+	}
+	arm()
 }
 
 // collectorPercent is the GOGC that leaves heapSlackBytes over live bytes.
