@@ -86,9 +86,9 @@ bench: deps-dev ## Go benchmarks; BENCH=regexp BENCHTIME=1s
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -benchtime $(BENCHTIME) ./...
 
 .PHONY: bench-peer
-bench-peer: build ## our server and the real one in one paired run
+bench-peer: build ## our server and the real one in paired runs, with each driver; half an hour
 	@scripts/deps.sh --test
-	bench/peer.sh
+	bench/all.sh
 
 .PHONY: gpu-test
 gpu-test: build ## on a machine with a GPU and torch: real CUDA IPC, every byte, dead workers, speed; GPUTEST="-only bytes,share"

@@ -3,7 +3,8 @@
 # cases the client has touched every page before, and the run is shorter than the pool takes to fill again.
 #   usage: bench/fullpool.sh [loadgen flags]      such as --layout tiny --chunks 16
 # The column "real" is the cleared pool, "ours" the full one.
-# Settings (environment): ROUNDS=5, SECONDS_EACH=0.25, WARMUP=4, POOL_GB=2, OURS=bin/lmcache-go
+# Settings (environment): FILL=LAYOUT fills the pool with objects of another size than those that are stored;
+# ROUNDS=5, SECONDS_EACH=0.25, WARMUP=4, POOL_GB=2, OURS=bin/lmcache-go
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,6 +38,6 @@ run() { # run LABEL FLAG...
 }
 for ((i = 0; i < rounds; i++)); do
   run real --clear-again "$@"
-  run ours "$@"
+  run ours ${FILL:+--fill "$FILL"} "$@"
 done
 "$work/loadgen" --report "$work/runs"

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Measures our server beside the real one: starts both, runs every workload against them in alternation, and prints
 # the ratios as median [min..max] over the rounds. Figures of one machine are worth something only as such pairs.
-#   usage: bench/peer.sh [WORKLOAD...]      names of the list below; none means all
+#   usage: bench/peer.sh [WORKLOAD...]      names of the list below, or process; none means all
+# The workload process is process.py: start, idle, many objects, end. all.sh runs this script in all its ways.
 # Settings (environment):
 #   ROUNDS=3        pairs of each workload      SECONDS_EACH=2   length of one run
 #   POOL_GB=2       L1 of each server           OUT=FILE         keep the runs (one JSON object a line)
 #   PEER=real       or sink, for the pickle workloads: a server of loadgen that throws everything away, the most that
-#                   the socket allows; its figures stand in the column "real"
+#                   the socket allows; its figures stand in the column "real". SINK_MB=N: it reads stores into a span of
+#                   so many MiB, as into a pool, and not into one buffer that stays in the caches
 #   DRIVER=loadgen  or raw, real: load_real_client.py with its bare driver, with the real client's classes
 #   LMCACHE_GO_PYTHON=python of an environment with lmcache 0.5.6; default: conformance/refenv.sh makes one
 #   OURS=bin/lmcache-go                         our binary
@@ -29,17 +31,24 @@ workloads='
 ping-64        | shm    | --ops ping --depth 64
 noop-64        | shm    | --ops noop --depth 64
 lookup-1k-hit  | shm    | --ops lookup --tokens 1024 --hit --layout tiny --prefill 2
+lookup-1k-miss | shm    | --ops lookup --tokens 1024 --layout tiny
 lookup-8k-hit  | shm    | --ops lookup --tokens 8192 --hit --layout tiny --prefill 2
+lookup-8k-miss | shm    | --ops lookup --tokens 8192 --layout tiny
 lookup-8k-hit-4| shm    | --ops lookup --tokens 8192 --hit --layout tiny --prefill 2 --clients 4 --depth 2
+lookup-8k-hit-16|shm    | --ops lookup --tokens 8192 --hit --layout tiny --prefill 2 --clients 16
+lookup-8k-miss-4|shm    | --ops lookup --tokens 8192 --layout tiny --clients 4 --depth 2
+lookup-8k-miss-16|shm   | --ops lookup --tokens 8192 --layout tiny --clients 16
 lookup-32k-miss| shm    | --ops lookup --tokens 32768 --layout tiny
 lookup-32k-hit | shm    | --ops lookup --tokens 32768 --hit --layout tiny --prefill 2
 lookup-32k-hit-4|shm    | --ops lookup --tokens 32768 --hit --layout tiny --prefill 2 --clients 4
 lookup-128k-hit| shm    | --ops lookup --tokens 131072 --hit --layout tiny --prefill 1
+lookup-128k-miss|shm    | --ops lookup --tokens 131072 --layout tiny
 retrieve-ctl   | shm    | --ops retrieve --layout small --no-copy
 retrieve-ctl-16| shm    | --ops retrieve --layout small --no-copy --clients 16 --prefill 2
 store-ctl      | shm    | --ops store --layout tiny --no-copy
 retrieve-1m    | shm    | --ops retrieve --layout small --verify-every 8
 retrieve-32m   | shm    | --ops retrieve --layout llama8b --prefill 3 --verify-every 8
+retrieve-32m-2 | shm    | --ops retrieve --layout llama8b --prefill 2 --verify-every 8 --clients 2
 store-32m      | shm    | --ops store --layout llama8b --seconds 1
 store-32m-mapped|shm    | --ops store --layout llama8b --warmup 4
 mixed-1m       | shm    | --ops mixed --layout small --clients 4 --verify-every 8
@@ -86,7 +95,7 @@ start_real() {
 start_sink() {
   local p
   read -r -a p < <(free_ports 1)
-  "$work/loadgen" --sink --url "tcp://127.0.0.1:${p[0]}" >"$work/real-$1.log" 2>&1 &
+  "$work/loadgen" --sink --sink-mb "${SINK_MB:-0}" --url "tcp://127.0.0.1:${p[0]}" >"$work/real-$1.log" 2>&1 &
   port=${p[0]} pid=$!
 }
 start_ours() {
@@ -162,5 +171,12 @@ for mode in $modes; do
   wait "$real_pid" "$our_pid" 2>/dev/null || true
   pids=()
 done
+
+if [ "$peer" = real ] && [ "$driver" = loadgen ] && wanted process "$@"; then
+  python3 bench/process.py --loadgen "$work/loadgen" --rounds "$rounds" \
+    --ours "$ours server --host 127.0.0.1 --port {port} --http-port {http_port} --l1-size-gb {gb} --shm-name {shm}" \
+    --real "$(dirname "$python")/lmcache server --host 127.0.0.1 --port {port} --http-port {http_port} --prometheus-port {prometheus_port} --supported-transfer-mode auto --eviction-policy LRU --l1-size-gb {gb} --no-l1-use-lazy --shm-name {shm}" \
+    >>"$out"
+fi
 
 "$work/loadgen" --report "$out"

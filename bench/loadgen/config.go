@@ -64,6 +64,7 @@ type config struct {
 	Audit        int           `json:"audit"`
 	Clear        bool          `json:"clear"`
 	ClearAgain   bool          `json:"clear_again"`
+	Fill         string        `json:"fill,omitempty"`
 	Model        string        `json:"model"`
 	Salt         int           `json:"salt"`
 	ServerPID    int           `json:"server_pid"`
@@ -102,6 +103,7 @@ func parseFlags(args []string, out io.Writer) (*config, error) {
 	f.IntVar(&c.Audit, "audit", 0, "after a store run, look the last n stored prompts up again per client")
 	f.BoolVar(&c.Clear, "clear", false, "send CLEAR first")
 	f.BoolVar(&c.ClearAgain, "clear-again", false, "send CLEAR after the warm-up: a pool that is empty, and mapped by the clients")
+	f.StringVar(&c.Fill, "fill", "", "after the warm-up, fill the shared pool with objects of this layout")
 	f.StringVar(&c.Model, "model", "bench-model", "model name, the layout is appended")
 	f.IntVar(&c.Salt, "salt", 0, "key space of this run; 0: random")
 	f.IntVar(&c.ServerPID, "server-pid", 0, "report this process's CPU time and memory")
@@ -133,6 +135,8 @@ func (c *config) check() error {
 	bad(!slices.Contains([]string{"shm", "pickle"}, c.Mode), "--mode %s: want shm or pickle", c.Mode)
 	_, known := layouts[c.Layout]
 	bad(!known, "--layout %s: want llama8b, small, tiny or micro", c.Layout)
+	_, known = layouts[c.Fill]
+	bad(c.Fill != "" && (!known || c.Mode != "shm"), "--fill %s: want llama8b, small, tiny or micro, and --mode shm", c.Fill)
 	bad(c.Clients < 1 || c.Clients > 999, "--clients %d: want 1 to 999", c.Clients)
 	bad(c.Depth < 1 || c.Depth > maxDepth, "--depth %d: want 1 to %d", c.Depth, maxDepth)
 	bad(c.Chunks < 1 || c.Tokens < 1 || c.Prefill < 0 || c.Prompts < 0 || c.Requests < 0, "--chunks, --tokens, --prefill, --prompts and --requests must not be negative")

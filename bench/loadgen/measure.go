@@ -3,18 +3,17 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
 const (
-	// memcpySpan is more than the caches of one core hold.
-	memcpySpan = 256 << 20
-	memcpyFor  = 200 * time.Millisecond
-	// defaultChunkTokens is the server's default, which names of layouts refer to.
-	defaultChunkTokens = 256
+	memcpyFor = 300 * time.Millisecond
+	pageBytes = 4096
 )
 
 // runOnce makes one run. Problems are in its Errors.
@@ -59,7 +58,7 @@ func runOnce(c *config) *result {
 		wg.Wait()
 		return errors.Join(errs...)
 	}
-	copied := memcpyRate(c)
+	copied := memcpyRate(c, clients[0].data)
 	err := each(func(cl *client) error {
 		err := cl.run(time.Now().Add(seconds(c.Warmup)))
 		cl.st.reset()
@@ -67,6 +66,9 @@ func runOnce(c *config) *result {
 	})
 	if err == nil && c.ClearAgain {
 		err = errors.Join(each((*client).drain), clearServer(c))
+	}
+	if err == nil && c.Fill != "" {
+		err = errors.Join(each((*client).drain), fillServer(c))
 	}
 	if err != nil {
 		return fail(err)
@@ -95,7 +97,7 @@ func runOnce(c *config) *result {
 		all[i] = cl.st
 	}
 	r := summarize(c, all, wall)
-	r.MemcpyGBs = round((copied+memcpyRate(c))/2, 3)
+	r.MemcpyGBs = round((copied+memcpyRate(c, clients[0].data))/2, 3)
 	r.ClientCPUPct = round(100*own.Seconds()/wall.Seconds(), 1)
 	if c.ServerPID > 0 {
 		r.Server = use(before, after, wall, r.Ops[r.mainOp()].N)
@@ -103,32 +105,49 @@ func runOnce(c *config) *result {
 	return r
 }
 
-// memcpyRate is what one thread of this machine copies in pieces of a chunk, in
-// GB/s, at the moment: between ordinary memory, with the side that a workload
-// walks through as large as memcpySpan. 0 for workloads that copy nothing.
-func memcpyRate(c *config) float64 {
-	if c.Mode != "shm" || c.NoCopy || c.Ops != "store" && c.Ops != "retrieve" {
+// memcpyRate is what one thread of this machine copies at the moment, in GB/s:
+// between ordinary memory, in pieces of a chunk, with sides as large as those
+// that the workload walks through. 0 for workloads that copy nothing.
+func memcpyRate(c *config, d *dataPlane) float64 {
+	if d == nil || d.pool == nil || c.NoCopy || c.Ops != "store" && c.Ops != "retrieve" {
 		return 0
 	}
-	n := layouts[c.Layout].chunkBytes(defaultChunkTokens)
-	span, piece := make([]byte, max(memcpySpan, n)), make([]byte, n)
-	turn := func() (copied int) {
-		for at := 0; at+n <= len(span); at += n {
-			if c.Ops == "store" {
-				copied += copy(span[at:at+n], piece)
-			} else {
-				copied += copy(piece, span[at:at+n])
-			}
+	n := d.chunkBytes
+	from, to := c.Chunks*n, len(d.pool)/n*n
+	if c.Ops == "retrieve" {
+		from, to = c.Prefill*c.Chunks*n, n
+	}
+	src, dst := ordinaryMemory(from), ordinaryMemory(to)
+	defer func() { // unmapping memory that was just mapped does not fail
+		_ = syscall.Munmap(src)
+		_ = syscall.Munmap(dst)
+	}()
+	if src == nil || dst == nil {
+		return 0
+	}
+	pieces := func(more func(copied int) bool) float64 {
+		copied, begin := 0, time.Now()
+		for more(copied) {
+			copied += copy(dst[copied%to:][:n], src[copied%from:][:n])
 		}
-		return copied
+		return float64(copied) / time.Since(begin).Seconds() / 1e9
 	}
-	clear(span) // reading untouched pages reads one page of zeros
-	turn()
-	copied, begin := 0, time.Now()
-	for time.Since(begin) < memcpyFor {
-		copied += turn()
+	pieces(func(copied int) bool { return copied < max(from, to) }) // it stays in the caches as the workload leaves it
+	end := time.Now().Add(memcpyFor)
+	return pieces(func(int) bool { return time.Now().Before(end) })
+}
+
+// ordinaryMemory is memory of the kind that an engine copies from and to, whose
+// pages are there; nil when there is not enough.
+func ordinaryMemory(n int) []byte {
+	b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
+	if err != nil {
+		return nil
 	}
-	return float64(copied) / time.Since(begin).Seconds() / 1e9
+	for i := 0; i < n; i += pageBytes {
+		b[i] = 1 // reading untouched pages reads one page of zeros
+	}
+	return b
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -142,5 +161,21 @@ func clearServer(c *config) error {
 		return err
 	}
 	_, _, err = cl.call(wire.OpClear, wire.AppendBool(nil, false))
+	return errors.Join(err, cl.close())
+}
+
+// fillServer stores, by a client of its own, as much as the pool holds in
+// objects of another size.
+func fillServer(c *config) error {
+	other := *c
+	other.Ops, other.Layout, other.NoCopy, other.Depth, other.Audit = "store", c.Fill, true, 1, 0
+	other.Model = strings.TrimSuffix(c.Model, "-"+c.Layout) + "-" + c.Fill
+	cl, err := newClient(&other, 998)
+	if err != nil {
+		return err
+	}
+	for stored := 0; err == nil && stored < len(cl.data.pool); stored += cl.chunks * cl.data.chunkBytes {
+		err = errors.Join(cl.startOne(), cl.drain())
+	}
 	return errors.Join(err, cl.close())
 }

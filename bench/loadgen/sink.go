@@ -43,7 +43,7 @@ func serveSink(c *config, out io.Writer) error {
 }
 
 func runSink(ctx context.Context, c *config, out io.Writer) error {
-	s := &sink{chunkTokens: defaultChunkTokens, lookups: map[string]int{}, pickles: map[int]wireReply{}}
+	s := &sink{chunkTokens: 256, lookups: map[string]int{}, pickles: map[int]wireReply{}}
 	if c.sinkMB > 0 {
 		mem, err := unix.Mmap(-1, 0, c.sinkMB<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
