@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -59,6 +61,47 @@ func TestCheckBad(t *testing.T) {
 	require.Equal(t, exitInvalid, code)
 	require.Empty(t, errs, "the report is the answer")
 	testutil.Golden(t, "check_bad.txt", stable(out))
+}
+
+// TestCheckTellsWhatCannotBeReadToo: a value that cannot be read hides nothing else.
+func TestCheckTellsWhatCannotBeReadToo(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	line := []string{"--port", "abc", "--chunk-size", "x", "--bogus", "--shm-name", "--no-http", "--eviction-policy", "FIFO", "--transport", "grpc",
+		"--lookup-hash-log-dir", file + "/log", "--l1-size-gb", "many", "--http-host", "a:1"}
+	problems := []string{
+		"argument --port: invalid int value: 'abc'",
+		"argument --chunk-size: invalid int value: 'x'",
+		"argument --shm-name: expected one argument",
+		"argument --eviction-policy: invalid choice: 'FIFO'",
+		"argument --l1-size-gb: invalid size value: 'many'",
+		"unrecognized arguments: --bogus",
+	}
+	code, out, errs := runHere(t, noEnv, append([]string{"server"}, line...)...)
+	require.Equal(t, exitUsage, code)
+	require.Empty(t, out)
+	for _, p := range problems {
+		require.Contains(t, errs, "lmcache-go server: error: "+p)
+	}
+	code, out, errs = runHere(t, noEnv, append([]string{"server", "--check"}, line...)...)
+	require.Equal(t, exitUsage, code)
+	require.Empty(t, errs)
+	for _, p := range append(problems, "--transport grpc is not served", "--lookup-hash-log-dir "+file+"/log cannot be written to", "--http-host takes an address without a port") {
+		require.Contains(t, out, "\n  "+p)
+	}
+	require.Contains(t, out, "The server cannot start (9):")
+	require.Regexp(t, `chunk-size +256 +default, as what was given cannot be read`, out)
+	require.NotContains(t, out, "--kv-transfer-config", "there is no port to tell")
+}
+
+func TestCheckHashLog(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, checkHashLog(""))
+	require.NoError(t, checkHashLog(filepath.Join(dir, "not", "yet")))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries, "a check leaves nothing behind")
+	require.ErrorContains(t, checkHashLog("/proc/nope"), "--lookup-hash-log-dir /proc/nope cannot be written to")
 }
 
 func TestNewUUID(t *testing.T) {

@@ -18,8 +18,8 @@ type settings struct {
 }
 
 // readSettings reads args and the environment: a flag wins over a variable, a
-// variable over the default. The error is a usageError, or problems with
-// variables.
+// variable over the default. The error is everything that cannot be read; the
+// settings are those without it.
 func readSettings(args []string, env func(string) (string, bool)) (*settings, error) {
 	s := &settings{rows: serverFlags(), values: map[string]value{}}
 	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" }) {
@@ -27,14 +27,14 @@ func readSettings(args []string, env func(string) (string, bool)) (*settings, er
 		return s, nil
 	}
 	set, err := parseArgs(s.rows, args)
-	if err != nil {
-		return nil, err
-	}
-	var problems []error
+	problems := []error{err}
 	for i := range s.rows {
 		r := &s.rows[i]
 		v, ok := set[r.name]
-		if !ok {
+		if ok && v.origin == unread {
+			v = r.defaultValue()
+			v.origin = unread
+		} else if !ok {
 			v = r.defaultValue()
 			if text, found := lookup(env, r.env); found {
 				fromEnv, err := r.variable(text)
