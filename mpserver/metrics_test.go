@@ -45,6 +45,7 @@ func TestMetricsOfBothModes(t *testing.T) {
 		f(m, `lmcache_mp_num_chunks_loaded_total{cache_salt="",model_name="`+model+`",worker_id="`+instance+`"}`, "4")
 		f(m, `lmcache_go_transfer_bytes_total{device="`+device+`",direction="store"}`, bytes)
 		f(m, `lmcache_go_transfer_bytes_total{device="`+device+`",direction="retrieve"}`, bytes)
+		require.NotEqual(t, "0", m["lmcache_go_prompt_cache_bytes"])
 		require.Contains(t, m, "lmcache_mp_l1_eviction_loop_ticks_total")
 		require.Contains(t, m, "lmcache_mp_l1_eviction_loop_triggered_total")
 	}

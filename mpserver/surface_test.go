@@ -221,7 +221,7 @@ func pathsOf(t *testing.T, data []byte) map[string]string {
 func TestConfigHasTheReferencesTree(t *testing.T) {
 	s := startServer(t, func(o *Options) {
 		o.HTTPPort, o.InstanceID = 0, "prefiller"
-		o.Shown = map[string]any{"mp.max_workers": int64(8), "observability.extra_logging_interval": 7.0, "no.such": 1}
+		o.Shown = map[string]any{"mp.max_workers": int64(8), "storage_manager.prefetch_max_in_flight": int64(3), "observability.extra_logging_interval": 7.0, "no.such": 1}
 	})
 	golden, err := os.ReadFile("httpapi/testdata/config.json")
 	require.NoError(t, err)
@@ -250,6 +250,7 @@ func TestConfigHasTheReferencesTree(t *testing.T) {
 	require.Equal(t, s.HTTPAddr(), fmt.Sprintf("127.0.0.1:%d", got.HTTP.HTTPPort))
 	require.Equal(t, 8, got.MP.MaxWorkers)
 	require.Equal(t, 7.0, got.Observability.Interval)
+	require.Equal(t, 3, s.Status().StorageManager.PrefetchController.MaxInFlight, "the status tells it as well")
 }
 
 // TestStatusAgainstGoldens: a server in the recorded state tells every path of

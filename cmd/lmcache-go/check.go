@@ -135,7 +135,11 @@ func (p plan) describeGPUs() []string {
 	}
 	lines := make([]string, 0, len(p.gpus))
 	for _, g := range p.gpus {
-		line := fmt.Sprintf("GPU %s: %s, %s used of %s", g.UUID, g.Name, sizeText(g.UsedBytes), sizeText(g.MemoryBytes))
+		line := fmt.Sprintf("GPU %s: %s, ", g.UUID, g.Name)
+		if g.UsedBytes >= 0 {
+			line += sizeText(g.UsedBytes) + " used of "
+		}
+		line += sizeText(g.MemoryBytes)
 		if g.PCIeGen > 0 {
 			line += fmt.Sprintf(", PCIe %d x%d", g.PCIeGen, g.PCIeWidth)
 		}

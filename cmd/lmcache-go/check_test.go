@@ -43,13 +43,13 @@ func TestCheckWithGPUs(t *testing.T) {
 	h.gpus = func() ([]mpserver.GPUInfo, error) {
 		return []mpserver.GPUInfo{
 			{UUID: "d5a55c39-9e1d-4f00-8000-000000000000", Name: "NVIDIA H200", MemoryBytes: 140 * bytesize.GiB, UsedBytes: bytesize.GiB, PCIeGen: 5, PCIeWidth: 16, NUMANode: 1},
-			{UUID: "d5a55c39-9e1d-4f00-8000-000000000001", Name: "NVIDIA H200", MemoryBytes: 140 * bytesize.GiB, NUMANode: -1},
+			{UUID: "d5a55c39-9e1d-4f00-8000-000000000001", Name: "NVIDIA H200", MemoryBytes: 140 * bytesize.GiB, UsedBytes: -1, NUMANode: -1},
 		}, nil
 	}
 	code, out, _ := runOn(t, h, noEnv, "server", "--check", "--port", strconv.Itoa(testutil.FreePort(t)), "--no-http")
 	require.Equal(t, exitOK, code)
 	require.Contains(t, out, "GPU d5a55c39-9e1d-4f00-8000-000000000000: NVIDIA H200, 1 GiB used of 140 GiB, PCIe 5 x16, NUMA node 1\n")
-	require.Contains(t, out, "used of 140 GiB\n", "what is not known is not told")
+	require.Contains(t, out, "000000000001: NVIDIA H200, 140 GiB\n", "what is not known is not told")
 	require.Contains(t, out, `"lmcache.mp.mp_transfer_mode":"auto"`)
 }
 

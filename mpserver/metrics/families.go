@@ -84,6 +84,16 @@ const (
 	nameQueued           = "lmcache_go_queued_requests"
 	nameBuildInfo        = "lmcache_go_build_info"
 	namePromptCacheBytes = "lmcache_go_prompt_cache_bytes"
+	nameGPUInfo          = "lmcache_go_gpu_info"
+	nameGPUMemory        = "lmcache_go_gpu_memory_bytes"
+	nameGPUUsed          = "lmcache_go_gpu_memory_used_bytes"
+	nameGPUOpen          = "lmcache_go_gpu_open"
+	nameGPUMapped        = "lmcache_go_gpu_mapped_bytes"
+	nameGPUMappings      = "lmcache_go_gpu_mappings"
+	nameGPUStreams       = "lmcache_go_gpu_streams"
+	nameGPUPending       = "lmcache_go_gpu_pending_copies"
+	nameGPUWorkers       = "lmcache_go_gpu_workers"
+	nameGPUQuarantined   = "lmcache_go_gpu_quarantined_workers"
 )
 
 // families is every family that this package writes itself; the test holds it
@@ -138,7 +148,7 @@ var families = []family{
 	{nameEvictedBy, counter, "Chunks that left L1, by reason."},
 	{nameTransferBytes, counter, "Bytes of KV moved between engines and L1."},
 	{nameInstanceEvents, counter, "Workers that came and went."},
-	{nameLeaseExpired, counter, "Holds and reservations that ended by their time limit."},
+	{nameLeaseExpired, counter, "Lookups whose holds, and chunks whose reservations, ended by their time limit."},
 	{nameHealthy, gauge, "1 while the server is healthy."},
 	{nameL1Total, gauge, "Bytes of the pool that are mapped."},
 	{nameL1Configured, gauge, "Bytes of the pool as configured."},
@@ -150,4 +160,14 @@ var families = []family{
 	{nameQueued, gauge, "Requests waiting in lanes."},
 	{nameBuildInfo, gauge, "Version of this binary."},
 	{namePromptCacheBytes, gauge, "Bytes held by the cache of prompt hashes."},
+	{nameGPUInfo, gauge, "Names of a GPU that this server sees; device is empty without workers on it."},
+	{nameGPUMemory, gauge, "Memory of a GPU."},
+	{nameGPUUsed, gauge, "Memory of a GPU that is in use, by any process."},
+	{nameGPUOpen, gauge, "1 while this server holds a context on the GPU."},
+	{nameGPUMapped, gauge, "Bytes of engines' GPU memory that this server has mapped."},
+	{nameGPUMappings, gauge, "Mappings of engines' GPU memory."},
+	{nameGPUStreams, gauge, "Streams that copy."},
+	{nameGPUPending, gauge, "Transfers handed to the GPU that have not ended."},
+	{nameGPUWorkers, gauge, "Workers registered on the GPU."},
+	{nameGPUQuarantined, gauge, "Workers that have ended while a copy of theirs has not; their memory stays mapped."},
 }

@@ -248,7 +248,7 @@ func TestFamiliesAreListed(t *testing.T) {
 		require.NotEmpty(t, f.help)
 	}
 	m := New(Options{})
-	m.SetGauges(func() Gauges { return Gauges{} })
+	m.SetGauges(func() Gauges { return Gauges{GPUs: []GPU{{UUID: "a", MemoryBytes: 1}, {UUID: "b", UsedBytes: -1}}} })
 	m.L1Evicted("", "x", 1)
 	m.AllocationFailed(DuringPrefetch, "m", 1)
 	m.ReadFailed(ReadWriteLocked, "m", 1)
@@ -268,7 +268,12 @@ func TestFamiliesAreListed(t *testing.T) {
 	m.ObjectRead(ObjectID{}, time.Time{})
 	m.InstanceEvent("x")
 	m.LeaseExpired("x", 1)
-	for s := range scrape(t, m) {
+	got := scrape(t, m)
+	require.Contains(t, got, `lmcache_go_gpu_memory_bytes{uuid="a"}`)
+	for _, unknown := range []string{nameGPUMemory, nameGPUUsed} {
+		require.NotContains(t, got, unknown+`{uuid="b"}`, "what is not known is not told")
+	}
+	for s := range got {
 		delete(names, baseName(s))
 	}
 	require.Empty(t, slices.Collect(maps.Keys(names)), "families that nobody writes")
