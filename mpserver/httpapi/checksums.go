@@ -65,7 +65,7 @@ type checksumAnswer struct {
 
 // checksums hashes the blocks of a worker that the server copies for.
 func (a *api) checksums(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r)
+	fields, ok := readObject(w, r, dataclassBody)
 	if !ok {
 		return
 	}
