@@ -78,3 +78,27 @@ func TestMetricsOfBothModes(t *testing.T) {
 	f(m, `lmcache_mp_l0_l1_store_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
 	f(m, `lmcache_mp_l0_l1_load_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
 }
+
+// TestBlocksOfEngines: what a scheduler reports of its own blocks becomes the
+// reference's histograms.
+func TestBlocksOfEngines(t *testing.T) {
+	s := startServer(t, func(o *Options) { o.HTTPPort, o.MetricsSampleRate = 0, 1 })
+	p := connect(t, s)
+	report := func(request string, tokens ...int64) {
+		t.Helper()
+		records := wire.AppendBlockAllocationRecords(nil, []wire.BlockAllocationRecord{{RequestID: request, BlockIDs: []int64{3}, TokenIDs: tokens}})
+		p.none(wire.OpReportBlockAllocation, intFrame(99), wire.AppendString(nil, testModel), records)
+	}
+	end := func(request string) { p.none(wire.OpEndSession, wire.AppendString(nil, request)) }
+	for _, request := range []string{"a", "b", "c"} {
+		report(request, 1, 2)
+		end(request)
+	}
+	report("d", 7, 8)
+	m := series(t, s)
+	for _, name := range []string{"lifetime", "idle_before_evict", "reuse_gap"} {
+		require.Equal(t, "1", m[`lmcache_mp_l0_block_`+name+`_seconds_count{instance_id="99",model_name="test/model"}`], name)
+	}
+	p.none(wire.OpReportBlockAllocation, intFrame(99), wire.AppendString(nil, testModel), intFrame(1))
+	require.Equal(t, "1", series(t, s)[`lmcache_go_request_failures_total{op="report_block_allocation",reason="payload"}`])
+}

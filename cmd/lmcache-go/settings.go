@@ -27,7 +27,7 @@ func readSettings(args []string, env func(string) (string, bool)) (*settings, er
 		return s, nil
 	}
 	set, err := parseArgs(s.rows, args)
-	problems := []error{err}
+	problems := []error{err, checkBackend(env)}
 	for i := range s.rows {
 		r := &s.rows[i]
 		v, ok := set[r.name]
@@ -48,6 +48,20 @@ func readSettings(args []string, env func(string) (string, bool)) (*settings, er
 		s.values[r.name] = v
 	}
 	return s, errors.Join(problems...)
+}
+
+// backendVariable forces the kind of device in the reference (lmcache 0.5.6,
+// v1/platform). Here each worker says where its memory is; a kind that no worker
+// could have is refused.
+const backendVariable = "LMCACHE_DEVICE_BACKEND"
+
+func checkBackend(env func(string) (string, bool)) error {
+	v, _ := env(backendVariable)
+	switch strings.ToLower(strings.TrimSpace(v)) {
+	case "", "cuda", "cpu":
+		return nil
+	}
+	return fmt.Errorf("%s=%s is not served: this server copies for NVIDIA GPUs and for CPUs, and each worker says which: leave it out", backendVariable, v)
 }
 
 // lookup finds a variable that is set and not empty.

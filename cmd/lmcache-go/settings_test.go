@@ -55,6 +55,10 @@ func TestEnvironment(t *testing.T) {
 	require.Contains(t, problems("LMCACHE_COORDINATOR_EVENT_REPORTING", "Yes"), "LMCACHE_COORDINATOR_EVENT_REPORTING=true is not served")
 	require.Empty(t, problems("LMCACHE_COORDINATOR_EVENT_REPORTING", "no"))
 	require.Empty(t, problems("LMCACHE_COORDINATOR_HEARTBEAT_INTERVAL", "5"), "the default may be spelled out")
+	require.Empty(t, problems("LMCACHE_DEVICE_BACKEND", " CUDA "))
+	require.Empty(t, problems("LMCACHE_DEVICE_BACKEND", "cpu"))
+	require.Equal(t, "LMCACHE_DEVICE_BACKEND=npu is not served: this server copies for NVIDIA GPUs and for CPUs, and each worker says which: leave it out",
+		problems("LMCACHE_DEVICE_BACKEND", "npu"))
 	require.Empty(t, problems("LMCACHE_TRACK_USAGE", "true", "LMCACHE_USAGE_TRACK_URL", "http://x"))
 
 	s, err := readSettings(nil, vars("PYTHONHASHSEED", "42"))

@@ -50,6 +50,9 @@ const (
 	nameChunksLoaded     = "lmcache_mp_num_chunks_loaded_total"
 	nameStoreThroughput  = "lmcache_mp_l0_l1_store_throughput_GB_per_second"
 	nameLoadThroughput   = "lmcache_mp_l0_l1_load_throughput_GB_per_second"
+	nameBlockLifetime    = "lmcache_mp_l0_block_lifetime_seconds"
+	nameBlockIdle        = "lmcache_mp_l0_block_idle_before_evict_seconds"
+	nameBlockReuse       = "lmcache_mp_l0_block_reuse_gap_seconds"
 	nameTimeouts         = "lmcache_mp_timeouts_total"
 	namePrefetchJobs     = "lmcache_mp_active_prefetch_jobs"
 	nameP2PJobs          = "lmcache_mp_active_p2p_lookup_jobs"
@@ -130,6 +133,9 @@ var families = []family{
 	{nameChunksLoaded, counter, "Chunks copied to an engine."},
 	{nameStoreThroughput, histogram, "Speed of store copies, 1e9 bytes per second, measured on the device."},
 	{nameLoadThroughput, histogram, "Speed of retrieve copies, 1e9 bytes per second, measured on the device."},
+	{nameBlockLifetime, histogram, "Time from a block's allocation in an engine to its next with other tokens, of a sample."},
+	{nameBlockIdle, histogram, "Time from the last use of such a block to then, of a sample."},
+	{nameBlockReuse, histogram, "Time between two uses of such a block, of a sample."},
 	{nameTimeouts, counter, "Waits that ended without a result."},
 	{namePrefetchJobs, gauge, "Lookups whose result was not fetched yet."},
 	{nameP2PJobs, gauge, "Lookups of peers in flight."},
