@@ -125,6 +125,13 @@ func (s *settings) options() mpserver.Options {
 		}
 		s.show(&o, &s.rows[i])
 	}
+	// These two have the same effect and another place in GET /config.
+	if all, metrics := s.get("disable-observability").on, s.get("disable-metrics").on; all != metrics {
+		if o.Shown == nil {
+			o.Shown = map[string]any{}
+		}
+		o.Shown["observability.enabled"], o.Shown["observability.metrics_enabled"] = !all, !metrics
+	}
 	return o
 }
 
@@ -134,6 +141,8 @@ var shownAt = map[string][]string{
 	"max-gpu-workers":                     {"mp.max_gpu_workers"},
 	"max-cpu-workers":                     {"mp.max_cpu_workers"},
 	"grpc-server-workers":                 {"mp.grpc_server_workers"},
+	"isolated-ipc":                        {"mp.isolated_ipc"},
+	"disable-logging":                     {"observability.logging_enabled"},
 	"l2-prefetch-max-in-flight":           {"storage_manager.prefetch_max_in_flight"},
 	"periodic-notifier-interval-ms":       {"storage_manager.periodic_notifier_interval_ms"},
 	"event-bus-queue-size":                {"observability.max_queue_size"},
@@ -162,7 +171,7 @@ func (s *settings) show(o *mpserver.Options, r *row) {
 		case kindFloat:
 			o.Shown[path] = v.x
 		default: // switches
-			o.Shown[path] = v.on
+			o.Shown[path] = v.on != strings.HasPrefix(r.name, "disable-")
 		}
 	}
 }

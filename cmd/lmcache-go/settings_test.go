@@ -99,11 +99,13 @@ func TestFlatten(t *testing.T) {
 }
 
 func TestShownInConfig(t *testing.T) {
-	s, err := readSettings([]string{"--max-workers", "4", "--max-cpu-workers", "2", "--extra-logging-interval", "7", "--enable-extra-logging"}, noEnv)
+	s, err := readSettings([]string{"--max-workers", "4", "--max-cpu-workers", "2", "--extra-logging-interval", "7", "--enable-extra-logging",
+		"--disable-logging", "--isolated-ipc", "--disable-metrics"}, noEnv)
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{
 		"mp.max_workers": int64(4), "mp.max_gpu_workers": int64(4), "mp.max_cpu_workers": int64(2),
 		"observability.extra_logging_interval": 7.0, "observability.extra_logging_enabled": true,
+		"observability.logging_enabled": false, "mp.isolated_ipc": true, "observability.enabled": true, "observability.metrics_enabled": false,
 	}, s.options().Shown)
 	known := map[string]stance{}
 	for _, r := range serverFlags() {
