@@ -102,11 +102,12 @@ func printCheck(c console, p plan) int {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
 	fmt.Fprintln(w)
-	if p.settings.get("port").origin == unread {
+	switch {
+	case p.settings.get("port").origin == unread:
 		fmt.Fprintf(w, "Without a --port there is no connector JSON.\n")
-	} else if p.options.Port == 0 {
+	case p.options.Port == 0:
 		fmt.Fprintf(w, "The port is chosen at start; the server prints the connector JSON then.\n")
-	} else {
+	default:
 		printConnector(w, p.options.Host, p.options.Port, p.options, len(p.gpus) > 0)
 	}
 	problems := flatten(p.problems)

@@ -67,8 +67,8 @@ func TestCheckBad(t *testing.T) {
 func TestCheckTellsWhatCannotBeReadToo(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	line := []string{"--port", "abc", "--chunk-size", "x", "--bogus", "--shm-name", "--no-http", "--eviction-policy", "FIFO", "--transport", "grpc",
-		"--lookup-hash-log-dir", file + "/log", "--l1-size-gb", "many", "--http-host", "a:1"}
+	line := append(strings.Fields("--port abc --chunk-size x --bogus --shm-name --no-http --eviction-policy FIFO --transport grpc --l1-size-gb many --http-host a:1"),
+		"--lookup-hash-log-dir", file+"/log")
 	problems := []string{
 		"argument --port: invalid int value: 'abc'",
 		"argument --chunk-size: invalid int value: 'x'",

@@ -99,8 +99,7 @@ func TestFlatten(t *testing.T) {
 }
 
 func TestShownInConfig(t *testing.T) {
-	s, err := readSettings([]string{"--max-workers", "4", "--max-cpu-workers", "2", "--extra-logging-interval", "7", "--enable-extra-logging",
-		"--disable-logging", "--isolated-ipc", "--disable-metrics"}, noEnv)
+	s, err := readSettings(strings.Fields("--max-workers 4 --max-cpu-workers 2 --extra-logging-interval 7 --enable-extra-logging --disable-logging --isolated-ipc --disable-metrics"), noEnv)
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{
 		"mp.max_workers": int64(4), "mp.max_gpu_workers": int64(4), "mp.max_cpu_workers": int64(2),

@@ -138,11 +138,11 @@ var boolWords = map[string]bool{
 	"false": false, "f": false, "no": false, "n": false, "off": false, "0": false,
 }
 
-// boolField reads an optional boolean as leniently as the reference.
-func boolField(fields map[string]json.RawMessage, name string, def bool) (bool, *invalid) {
+// boolField reads an optional boolean, false by default, as leniently as the reference.
+func boolField(fields map[string]json.RawMessage, name string) (bool, *invalid) {
 	raw, ok := fields[name]
 	if !ok {
-		return def, nil
+		return false, nil
 	}
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -156,15 +156,15 @@ func boolField(fields map[string]json.RawMessage, name string, def bool) (bool, 
 		if b, ok := boolWords[strings.ToLower(v)]; ok {
 			return b, nil
 		}
-		return def, bad
+		return false, bad
 	case float64:
 		if v == 0 || v == 1 {
 			return v == 1, nil
 		}
-		return def, bad
+		return false, bad
 	}
 	bad.Type, bad.Msg = "bool_type", "Input should be a valid boolean"
-	return def, bad
+	return false, bad
 }
 
 // enumField reads an optional string that must be one of words.

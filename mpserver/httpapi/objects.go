@@ -75,7 +75,7 @@ func (a *api) deleteObjects(w http.ResponseWriter, r *http.Request) {
 	}
 	tier, bad := enumField(fields, "tier", "l2", "l1", "l2", "all")
 	in.note(bad)
-	force, bad := boolField(fields, "force", false)
+	force, bad := boolField(fields, "force")
 	in.note(bad)
 	if string(fields["adapter"]) != "null" {
 		in.text("adapter", false)

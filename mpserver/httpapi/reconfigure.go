@@ -113,7 +113,7 @@ func changeAdapter(w http.ResponseWriter, r *http.Request) {
 		}
 		if words != nil {
 			in.word("literal_error", words...)
-			_, bad := boolField(fields, "force", false)
+			_, bad := boolField(fields, "force")
 			if bad != nil {
 				bad.Loc = in.where("force")
 			}

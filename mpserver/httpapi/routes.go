@@ -111,7 +111,7 @@ func (a *api) clear(w http.ResponseWriter, r *http.Request) {
 	if bad != nil {
 		problems = append(problems, *bad)
 	}
-	force, bad := boolField(fields, "force", false)
+	force, bad := boolField(fields, "force")
 	if bad != nil {
 		problems = append(problems, *bad)
 	}
