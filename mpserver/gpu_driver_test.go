@@ -129,6 +129,13 @@ func TestGPUGauges(t *testing.T) {
 	_, ok := e.answer(uid)
 	require.True(t, ok)
 	e.recv()
+	m = series(t, s)
+	for _, name := range []string{
+		`lmcache_mp_num_submitted_stores_total{device="cuda:1"}`, `lmcache_mp_num_finished_stores_total{device="cuda:1"}`,
+		`lmcache_go_transfer_bytes_total{device="cuda:1",direction="store"}`,
+	} {
+		require.Contains(t, m, name, "the label of the info")
+	}
 	nothingLeft(t, f)
 	testutil.Eventually(t, "the GPU is closed", func() bool { return series(t, s)[`lmcache_go_gpu_open{uuid="`+busy.UUID+`"}`] == "0" })
 	want(series(t, s), busy.UUID, "0", "0", "0", "0", "0", "0", "0")

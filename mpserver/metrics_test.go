@@ -3,6 +3,7 @@ package mpserver
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -77,6 +78,22 @@ func TestMetricsOfBothModes(t *testing.T) {
 	common(m, testModel, "cpu", "777", "4096")
 	f(m, `lmcache_mp_l0_l1_store_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
 	f(m, `lmcache_mp_l0_l1_load_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
+}
+
+// TestCopyingTime: what a copy waits for before it begins says nothing of its speed.
+func TestCopyingTime(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(int64(1000+s), 0) }
+	c := &copyJob{q: &copyQueue{}, begin: at(10)}
+	require.Equal(t, 30*time.Second, c.copying(at(40)))
+	c.q.free = at(5)
+	require.Equal(t, 30*time.Second, c.copying(at(40)), "the one before had ended long ago")
+	c.q.free = at(15)
+	require.Equal(t, 25*time.Second, c.copying(at(40)))
+	reached := at(20)
+	c.reached.Store(&reached)
+	require.Equal(t, 20*time.Second, c.copying(at(40)))
+	c.q.free = at(35)
+	require.Equal(t, 5*time.Second, c.copying(at(40)))
 }
 
 // TestBlocksOfEngines: what a scheduler reports of its own blocks becomes the
