@@ -10,6 +10,8 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -347,6 +349,34 @@ func TestLastErrors(t *testing.T) {
 	require.Contains(t, byKind["prepare_store too_large"]["remedy"], "--l1-size-gb")
 	require.Equal(t, 2.0, byKind["commit_store unknown_instance"]["count"])
 	require.Contains(t, byKind["register_kv_cache_engine_driven_context registration"]["message"], "float3")
+}
+
+// TestEveryReasonHasARemedy: GET /status must not tell of a failure without
+// saying what to do.
+func TestEveryReasonHasARemedy(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	literal := regexp.MustCompile(`(?:\bfailed\(r, |\bbecause\(|\brefuseInOrder\(r, [^"\n]*)"([a-z_]+)"`)
+	function := regexp.MustCompile(`(?s)\nfunc \w*[rR]eason\(.*?\n}`)
+	returned := regexp.MustCompile(`return "([a-z_]+)"`)
+	n := 0
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(f)
+		require.NoError(t, err)
+		found := literal.FindAllSubmatch(text, -1)
+		for _, body := range function.FindAll(text, -1) {
+			found = append(found, returned.FindAllSubmatch(body, -1)...)
+		}
+		for _, m := range found {
+			n++
+			require.NotEmpty(t, remedies[string(m[1])].remedy, "%s: %s", f, m[1])
+			require.NotEmpty(t, remedies[string(m[1])].meaning, "%s: %s", f, m[1])
+		}
+	}
+	require.Greater(t, n, 50, "the reasons are found")
 }
 
 func TestFailureLogIsBounded(t *testing.T) {
