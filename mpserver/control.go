@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
@@ -54,13 +55,19 @@ func (s *Server) clear(force bool, from string) {
 	s.log.Info("cleared the cache", "component", "l1", "objects", n, "force", force, "from", from)
 }
 
-// handleReportBlockAllocation takes statistics of the engine's own pool, which
-// nothing here uses yet; they are checked and acknowledged.
+// handleReportBlockAllocation counts what becomes of the blocks of the engine's
+// own cache.
 func handleReportBlockAllocation(s *Server, _ context.Context, r *request) reply {
-	_, errID := wire.DecodeInt(r.payloads[0])
-	_, errModel := wire.DecodeString(r.payloads[1])
-	if errID != nil || errModel != nil {
+	id, errID := wire.DecodeInt(r.payloads[0])
+	model, errModel := wire.DecodeString(r.payloads[1])
+	records, errRecords := wire.DecodeBlockAllocationRecords(r.payloads[2])
+	if errID != nil || errModel != nil || errRecords != nil {
 		return s.failed(r, "payload")
 	}
+	list := make([]metrics.BlockAllocation, len(records))
+	for i := range records {
+		list[i] = metrics.BlockAllocation{RequestID: records[i].RequestID, Blocks: records[i].BlockIDs, Tokens: records[i].TokenIDs}
+	}
+	s.met.BlocksAllocated(id, model, list, time.Now())
 	return empty
 }

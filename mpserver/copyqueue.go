@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/copyplan"
@@ -24,6 +25,7 @@ type copyQueue struct {
 	mu    sync.Mutex
 	jobs  map[*device.Job]struct{} // guarded by mu: submitted, results not used yet
 	ended bool                     // guarded by mu: results must not be used any more
+	free  time.Time                // guarded by mu: when the latest job ended
 }
 
 func newCopyQueue(dev device.Device, label string) (*copyQueue, error) {
@@ -49,6 +51,7 @@ func (q *copyQueue) done(j *device.Job) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.jobs, j)
+	q.free = time.Now()
 }
 
 // pending is the number of jobs on their way.
@@ -106,7 +109,9 @@ type copyJob struct {
 	q     *copyQueue
 	job   device.Job
 	begin time.Time
-	late  *time.Timer // calls the copy off
+	// reached is when the engine came to its event, if that was after begin.
+	reached atomic.Pointer[time.Time]
+	late    *time.Timer // calls the copy off
 	// finish publishes or releases and says why the transfer failed, or "".
 	finish  func(error) string
 	refusal string // why it copies nothing and fails, if it does
@@ -181,6 +186,8 @@ func (c *copyJob) answer(event []byte) reply {
 
 // begun answers a client whose engine had not come to its event at Submit.
 func (c *copyJob) begun(event []byte) {
+	now := time.Now()
+	c.reached.Store(&now)
 	if c.job.Direction == copyplan.Load {
 		c.late.Stop()
 	}
@@ -260,10 +267,25 @@ func (c *copyJob) settle(err error) (reason string) {
 	} else {
 		s.met.TransferEnded(dir, d.name, bytes)
 		if bytes > 0 {
-			s.met.TransferSpeed(dir, d.name, d.instance, c.t.Model, bytes, time.Since(c.begin))
+			s.met.TransferSpeed(dir, d.name, d.instance, c.t.Model, bytes, c.copying(time.Now()))
 		}
 	}
 	return c.finish(err)
+}
+
+// copying is how long the copy itself took, that ended just now: from when it was
+// asked for, its engine had come to its event, and the copy before it had ended.
+func (c *copyJob) copying(now time.Time) time.Duration {
+	c.q.mu.Lock()
+	from := c.q.free
+	c.q.mu.Unlock()
+	if c.begin.After(from) {
+		from = c.begin
+	}
+	if at := c.reached.Load(); at != nil && at.After(from) {
+		from = *at
+	}
+	return now.Sub(from)
 }
 
 // outcome is the answer to a transfer: with the event, or its failure.

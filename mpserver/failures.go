@@ -114,6 +114,7 @@ var remedies = map[string]struct{ meaning, remedy string }{
 	"transfer_mode":      {"an operation of the transfer mode that is not served", "start the server with --supported-transfer-mode auto"},
 	"stopping":           {"the server was stopping", "none: clients come back to the next server"},
 	"queue_full":         {"a client sent more than it waits for", "raise --lane-depth or --workers"},
+	"too_many_streams":   {"more workers subscribed to KV events than there is room for", "look for clients that subscribe under ever new instance ids"},
 	"deadline":           {"a request waited longer than its operation may", "look for a busy machine; raise --workers"},
 	"panic":              {"a handler failed; its stack is in the log", "report it with the stack"},
 	"unknown_instance":   {"a transfer of a worker that is not registered here", "none: the worker registers again after its next heartbeat"},

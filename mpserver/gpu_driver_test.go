@@ -90,6 +90,57 @@ func TestDriverRoundTrip(t *testing.T) {
 	nothingLeft(t, f)
 }
 
+// Every GPU of the status has its gauges, which follow what the server has on it.
+func TestGPUGauges(t *testing.T) {
+	var list []GPUInfo
+	s, f, drv := driverServer(t, func(o *Options) {
+		o.HTTPPort = 0
+		o.gpuInventory = func() ([]GPUInfo, error) { return list, nil }
+	})
+	for i, d := range drv.Devices() {
+		list = append(list, GPUInfo{UUID: d.UUID, Name: d.Name, PCIAddress: d.PCIBusID, MemoryBytes: 1 << 37, UsedBytes: int64(i)<<30 - int64(1-i), NUMANode: -1})
+	}
+	idle, busy := list[0], list[1]
+	want := func(m map[string]string, uuid, mapped string, one ...string) {
+		t.Helper()
+		require.Equal(t, mapped, m[`lmcache_go_gpu_mapped_bytes{uuid="`+uuid+`"}`])
+		for i, name := range []string{"open", "mappings", "streams", "workers", "pending_copies", "quarantined_workers"} {
+			require.Equal(t, one[i], m[`lmcache_go_gpu_`+name+`{uuid="`+uuid+`"}`], name)
+		}
+	}
+	e := exporter(t, s, f, drv, 1, 101, 1, false)
+	e.registerKV()
+	event, fire := f.ExportEvent(101)
+	uid := e.sendStore(e.keyOf("a", prompt(1, testChunk)), e.ids(4, 1), string(event[:]))
+	testutil.Eventually(t, "the store waits", func() bool { return s.instances.copied(1).driven.pending() == 1 })
+	m := series(t, s)
+	require.Equal(t, "1", m[fmt.Sprintf(`lmcache_go_gpu_info{device="cuda:1",name=%q,pci_address=%q,uuid=%q}`, busy.Name, busy.PCIAddress, busy.UUID)])
+	require.Equal(t, "1", m[fmt.Sprintf(`lmcache_go_gpu_info{device="",name=%q,pci_address=%q,uuid=%q}`, idle.Name, idle.PCIAddress, idle.UUID)])
+	require.Equal(t, "1.37438953472e+11", m[`lmcache_go_gpu_memory_bytes{uuid="`+idle.UUID+`"}`])
+	require.Equal(t, "1.073741824e+09", m[`lmcache_go_gpu_memory_used_bytes{uuid="`+busy.UUID+`"}`])
+	require.NotContains(t, m, `lmcache_go_gpu_memory_used_bytes{uuid="`+idle.UUID+`"}`, "the driver did not tell")
+	want(m, busy.UUID, fmt.Sprint(len(e.mem)), "1", "1", "2", "1", "1", "0")
+	want(m, idle.UUID, "0", "0", "0", "0", "0", "0", "0")
+	e.send(wire.AppendOp(nil, wire.OpUnregisterKVCache), intFrame(1))
+	testutil.Eventually(t, "its copy is still on the way", func() bool {
+		return series(t, s)[`lmcache_go_gpu_quarantined_workers{uuid="`+busy.UUID+`"}`] == "1"
+	})
+	fire()
+	_, ok := e.answer(uid)
+	require.True(t, ok)
+	e.recv()
+	m = series(t, s)
+	for _, name := range []string{
+		`lmcache_mp_num_submitted_stores_total{device="cuda:1"}`, `lmcache_mp_num_finished_stores_total{device="cuda:1"}`,
+		`lmcache_go_transfer_bytes_total{device="cuda:1",direction="store"}`,
+	} {
+		require.Contains(t, m, name, "the label of the info")
+	}
+	nothingLeft(t, f)
+	testutil.Eventually(t, "the GPU is closed", func() bool { return series(t, s)[`lmcache_go_gpu_open{uuid="`+busy.UUID+`"}`] == "0" })
+	want(series(t, s), busy.UUID, "0", "0", "0", "0", "0", "0", "0")
+}
+
 // Whatever call of the driver fails: every request is answered, nothing is
 // left of it, and the same worker is served afterwards.
 func TestDriverCallsThatFail(t *testing.T) {

@@ -86,7 +86,7 @@ func listDevices(why error) ([]GPUInfo, error) {
 	}
 	var list []GPUInfo
 	for _, d := range drv.(cudaDriver).drv.Devices() {
-		list = append(list, GPUInfo{UUID: d.UUID, Name: d.Name, PCIAddress: d.PCIBusID, MemoryBytes: d.MemoryBytes, NUMANode: -1})
+		list = append(list, GPUInfo{UUID: d.UUID, Name: d.Name, PCIAddress: d.PCIBusID, MemoryBytes: d.MemoryBytes, UsedBytes: -1, NUMANode: -1})
 	}
 	return list, nil
 }

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/lmcache-go/lmcache-go/mpserver/httpapi"
+	"github.com/lmcache-go/lmcache-go/mpserver/metrics"
 )
 
 // GPUInfo is a GPU as the machine tells it, whether this process may use it or not.
 type GPUInfo struct {
 	// UUID in lower case without GPU-.
 	UUID, Name, PCIAddress string
-	MemoryBytes, UsedBytes int64
+	MemoryBytes, UsedBytes int64 // UsedBytes -1 is unknown
 	// PCIeGen is the link's best, an idle one is slower; PCIeWidth the lanes that it
 	// has. 0 is unknown.
 	PCIeGen, PCIeWidth int
@@ -26,8 +27,10 @@ const (
 	// inventoryEvery is how long a look at the machine's GPUs is good for.
 	inventoryEvery = 5 * time.Second
 	// inventoryWait is how long a status waits for the first look: the library
-	// can hang with a broken driver.
-	inventoryWait = time.Second
+	// can hang with a broken driver. inventoryFresh is the same for a later one,
+	// so that a scrape tells the present and not the time of the last scrape.
+	inventoryWait  = time.Second
+	inventoryFresh = 100 * time.Millisecond
 )
 
 // inventory is what the machine's GPUs looked like last.
@@ -42,7 +45,8 @@ type inventory struct {
 	busy chan struct{} // guarded by mu; closed when the look under way has ended
 }
 
-// get returns the last look, and starts another when that is old.
+// get takes a look when the last one is old, and returns the last one when that
+// takes too long.
 func (v *inventory) get(ctx context.Context) ([]GPUInfo, error) {
 	v.mu.Lock()
 	if time.Since(v.at) >= inventoryEvery && v.busy == nil {
@@ -58,13 +62,19 @@ func (v *inventory) get(ctx context.Context) ([]GPUInfo, error) {
 	}
 	busy, first := v.busy, v.at.IsZero()
 	v.mu.Unlock()
-	if first {
-		ctx, cancel := context.WithTimeout(ctx, inventoryWait)
+	if busy != nil {
+		wait := inventoryFresh
+		if first {
+			wait = inventoryWait
+		}
+		ctx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return nil, errGPULate
+			if first {
+				return nil, errGPULate
+			}
 		}
 	}
 	v.mu.Lock()
@@ -81,10 +91,17 @@ func (v *inventory) close() {
 
 // describeGPUs fills in the machine's GPUs and what we have on them.
 func (s *Server) describeGPUs(out *httpapi.GoStatus) {
-	infos, err := s.inventory.get(s.abandon)
+	list, err := s.listGPUs()
 	if err != nil {
 		out.GPUsUnknown = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
+	out.GPUs = append(out.GPUs, list...)
+}
+
+// listGPUs is the machine's GPUs and what we have on them. With an error, which
+// says why the machine's are not known, it lists those that we have open.
+func (s *Server) listGPUs() ([]httpapi.GPU, error) {
+	infos, err := s.inventory.get(s.abandon)
 	byUUID := map[string]*httpapi.GPU{}
 	for _, i := range infos {
 		byUUID[i.UUID] = &httpapi.GPU{
@@ -95,7 +112,7 @@ func (s *Server) describeGPUs(out *httpapi.GoStatus) {
 	for _, u := range s.gpus.devices() {
 		g := byUUID[u.uuid]
 		if g == nil { // a slice of a GPU, or there is no inventory
-			g = &httpapi.GPU{UUID: u.uuid, NUMANode: -1}
+			g = &httpapi.GPU{UUID: u.uuid, UsedBytes: -1, NUMANode: -1}
 			byUUID[u.uuid] = g
 		}
 		st := u.dev.Stats()
@@ -103,12 +120,29 @@ func (s *Server) describeGPUs(out *httpapi.GoStatus) {
 		g.MappedBytes, g.Mappings, g.Streams, g.PendingCopies = st.MappedBytes, st.Mappings, st.StreamsActive, st.Pending
 		g.Workers, g.QuarantinedWorkers = s.instances.onGPU(u)
 	}
+	out := make([]httpapi.GPU, 0, len(byUUID))
 	for _, g := range byUUID {
-		out.GPUs = append(out.GPUs, *g)
+		out = append(out, *g)
 	}
-	slices.SortFunc(out.GPUs, func(a, b httpapi.GPU) int {
+	slices.SortFunc(out, func(a, b httpapi.GPU) int {
 		return cmp.Or(cmp.Compare(a.PCIAddress, b.PCIAddress), cmp.Compare(a.UUID, b.UUID))
 	})
+	return out, err
+}
+
+// gpuGauges is the same for a scrape.
+func (s *Server) gpuGauges() []metrics.GPU {
+	list, _ := s.listGPUs() // GET /status says why there are none
+	out := make([]metrics.GPU, 0, len(list))
+	for i := range list {
+		g := &list[i]
+		out = append(out, metrics.GPU{
+			UUID: g.UUID, Name: g.Name, PCIAddress: g.PCIAddress, Device: g.Device, MemoryBytes: g.MemoryBytes, UsedBytes: g.UsedBytes,
+			Open: g.Open, MappedBytes: g.MappedBytes, Mappings: g.Mappings, Streams: g.Streams, PendingCopies: g.PendingCopies,
+			Workers: g.Workers, QuarantinedWorkers: g.QuarantinedWorkers,
+		})
+	}
+	return out
 }
 
 // onGPU counts the workers on a GPU, and those that have ended and still hold

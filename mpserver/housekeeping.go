@@ -14,12 +14,17 @@ const sweepEvery = time.Second
 func (s *Server) housekeeping(stop <-chan struct{}) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	var expired uint64
 	for {
 		select {
 		case <-stop:
 			return
 		case now := <-tick.C:
 			n := s.sweep(now)
+			if e := s.cache.Stats().ExpiredWrites; e > expired {
+				s.met.LeaseExpired("write", int(e-expired))
+				expired = e
+			}
 			s.sweeps.ran(now, fmt.Sprintf("reaped=%d", n), true)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/lmcache-go/lmcache-go/internal/testutil"
 	"github.com/lmcache-go/lmcache-go/mpserver/wire"
 )
 
@@ -221,6 +222,7 @@ func TestLabCommitAfterExpiry(t *testing.T) {
 	require.Zero(t, l.hit(1, 2))
 	require.True(t, l.commitStore(quick, 4242))
 	require.Equal(t, 2, l.hit(1, 2))
+	testutil.Eventually(t, "both chunks are counted", func() bool { return series(t, l.s)[`lmcache_go_expired_leases_total{kind="write"}`] == "2" })
 }
 
 // TestLabSalts: a salted copy is another object.

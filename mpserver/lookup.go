@@ -232,6 +232,7 @@ func handleEndSession(s *Server, _ context.Context, r *request) reply {
 	if err != nil {
 		return s.failed(r, "payload")
 	}
+	s.met.RequestEnded(id)
 	sub := s.sessions.end(id, time.Now())
 	for _, scope := range sub.scopes {
 		s.cache.Touch(scope, sub.ranks, sub.chunks)

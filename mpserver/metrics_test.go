@@ -3,6 +3,7 @@ package mpserver
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -45,6 +46,7 @@ func TestMetricsOfBothModes(t *testing.T) {
 		f(m, `lmcache_mp_num_chunks_loaded_total{cache_salt="",model_name="`+model+`",worker_id="`+instance+`"}`, "4")
 		f(m, `lmcache_go_transfer_bytes_total{device="`+device+`",direction="store"}`, bytes)
 		f(m, `lmcache_go_transfer_bytes_total{device="`+device+`",direction="retrieve"}`, bytes)
+		require.NotEqual(t, "0", m["lmcache_go_prompt_cache_bytes"])
 		require.Contains(t, m, "lmcache_mp_l1_eviction_loop_ticks_total")
 		require.Contains(t, m, "lmcache_mp_l1_eviction_loop_triggered_total")
 	}
@@ -76,4 +78,44 @@ func TestMetricsOfBothModes(t *testing.T) {
 	common(m, testModel, "cpu", "777", "4096")
 	f(m, `lmcache_mp_l0_l1_store_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
 	f(m, `lmcache_mp_l0_l1_load_throughput_GB_per_second_count{device="cpu",engine_id="777",model_name="test/model"}`, "1")
+}
+
+// TestCopyingTime: what a copy waits for before it begins says nothing of its speed.
+func TestCopyingTime(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(int64(1000+s), 0) }
+	c := &copyJob{q: &copyQueue{}, begin: at(10)}
+	require.Equal(t, 30*time.Second, c.copying(at(40)))
+	c.q.free = at(5)
+	require.Equal(t, 30*time.Second, c.copying(at(40)), "the one before had ended long ago")
+	c.q.free = at(15)
+	require.Equal(t, 25*time.Second, c.copying(at(40)))
+	reached := at(20)
+	c.reached.Store(&reached)
+	require.Equal(t, 20*time.Second, c.copying(at(40)))
+	c.q.free = at(35)
+	require.Equal(t, 5*time.Second, c.copying(at(40)))
+}
+
+// TestBlocksOfEngines: what a scheduler reports of its own blocks becomes the
+// reference's histograms.
+func TestBlocksOfEngines(t *testing.T) {
+	s := startServer(t, func(o *Options) { o.HTTPPort, o.MetricsSampleRate = 0, 1 })
+	p := connect(t, s)
+	report := func(request string, tokens ...int64) {
+		t.Helper()
+		records := wire.AppendBlockAllocationRecords(nil, []wire.BlockAllocationRecord{{RequestID: request, BlockIDs: []int64{3}, TokenIDs: tokens}})
+		p.none(wire.OpReportBlockAllocation, intFrame(99), wire.AppendString(nil, testModel), records)
+	}
+	end := func(request string) { p.none(wire.OpEndSession, wire.AppendString(nil, request)) }
+	for _, request := range []string{"a", "b", "c"} {
+		report(request, 1, 2)
+		end(request)
+	}
+	report("d", 7, 8)
+	m := series(t, s)
+	for _, name := range []string{"lifetime", "idle_before_evict", "reuse_gap"} {
+		require.Equal(t, "1", m[`lmcache_mp_l0_block_`+name+`_seconds_count{instance_id="99",model_name="test/model"}`], name)
+	}
+	p.none(wire.OpReportBlockAllocation, intFrame(99), wire.AppendString(nil, testModel), intFrame(1))
+	require.Equal(t, "1", series(t, s)[`lmcache_go_request_failures_total{op="report_block_allocation",reason="payload"}`])
 }

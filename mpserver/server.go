@@ -86,7 +86,7 @@ func New(o Options) (*Server, error) {
 	if s.hasher, err = hash.New(hash.Options{Algorithm: o.HashAlgorithm, ChunkSize: o.ChunkSize, CacheBytes: o.PromptCacheBytes, PythonHashSeed: o.PythonHashSeed}); err != nil {
 		return nil, err
 	}
-	s.met = metrics.New(metrics.Options{InstanceID: o.InstanceID, Version: o.Version, Hide: o.DisableMetrics})
+	s.met = metrics.New(metrics.Options{InstanceID: o.InstanceID, Version: o.Version, Hide: o.DisableMetrics, SampleRate: o.sampleRate()})
 	for op := range s.ops {
 		if name := wire.Op(op).String(); table[op].handle != nil || op == 0 {
 			s.ops[op] = s.met.Op(name)

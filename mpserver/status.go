@@ -37,6 +37,9 @@ func (s *Server) Status() httpapi.Status {
 	}
 	out := httpapi.NewStatus(httpapi.NewStorageManager(l1, evict))
 	out.IsHealthy = ok
+	if n, ok := s.opt.Shown["storage_manager.prefetch_max_in_flight"].(int64); ok {
+		out.StorageManager.PrefetchController.MaxInFlight = int(n)
+	}
 	out.ChunkSize = s.opt.ChunkSize
 	out.HashAlgorithm = s.opt.HashAlgorithm
 	out.ActiveSessions, out.ActivePrefetchJobs = s.sessions.counts()
@@ -165,6 +168,7 @@ func (s *Server) gauges() metrics.Gauges {
 		ActivePrefetchJobs: int64(jobs), ActiveP2PLookupJobs: int64(s.peers.len()),
 		KVEventLogDepth: int64(s.events.status().LogDepth),
 		Sessions:        int64(active), Instances: int64(n), QueuedRequests: int64(s.clients.queued()),
+		PromptCacheBytes: s.hasher.CacheStats().Bytes, GPUs: s.gpuGauges(),
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -221,7 +223,7 @@ func pathsOf(t *testing.T, data []byte) map[string]string {
 func TestConfigHasTheReferencesTree(t *testing.T) {
 	s := startServer(t, func(o *Options) {
 		o.HTTPPort, o.InstanceID = 0, "prefiller"
-		o.Shown = map[string]any{"mp.max_workers": int64(8), "observability.extra_logging_interval": 7.0, "no.such": 1}
+		o.Shown = map[string]any{"mp.max_workers": int64(8), "storage_manager.prefetch_max_in_flight": int64(3), "observability.extra_logging_interval": 7.0, "no.such": 1}
 	})
 	golden, err := os.ReadFile("httpapi/testdata/config.json")
 	require.NoError(t, err)
@@ -250,6 +252,7 @@ func TestConfigHasTheReferencesTree(t *testing.T) {
 	require.Equal(t, s.HTTPAddr(), fmt.Sprintf("127.0.0.1:%d", got.HTTP.HTTPPort))
 	require.Equal(t, 8, got.MP.MaxWorkers)
 	require.Equal(t, 7.0, got.Observability.Interval)
+	require.Equal(t, 3, s.Status().StorageManager.PrefetchController.MaxInFlight, "the status tells it as well")
 }
 
 // TestStatusAgainstGoldens: a server in the recorded state tells every path of
@@ -346,6 +349,34 @@ func TestLastErrors(t *testing.T) {
 	require.Contains(t, byKind["prepare_store too_large"]["remedy"], "--l1-size-gb")
 	require.Equal(t, 2.0, byKind["commit_store unknown_instance"]["count"])
 	require.Contains(t, byKind["register_kv_cache_engine_driven_context registration"]["message"], "float3")
+}
+
+// TestEveryReasonHasARemedy: GET /status must not tell of a failure without
+// saying what to do.
+func TestEveryReasonHasARemedy(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	literal := regexp.MustCompile(`(?:\bfailed\(r, |\bbecause\(|\brefuseInOrder\(r, [^"\n]*)"([a-z_]+)"`)
+	function := regexp.MustCompile(`(?s)\nfunc \w*[rR]eason\(.*?\n}`)
+	returned := regexp.MustCompile(`return "([a-z_]+)"`)
+	n := 0
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(f)
+		require.NoError(t, err)
+		found := literal.FindAllSubmatch(text, -1)
+		for _, body := range function.FindAll(text, -1) {
+			found = append(found, returned.FindAllSubmatch(body, -1)...)
+		}
+		for _, m := range found {
+			n++
+			require.NotEmpty(t, remedies[string(m[1])].remedy, "%s: %s", f, m[1])
+			require.NotEmpty(t, remedies[string(m[1])].meaning, "%s: %s", f, m[1])
+		}
+	}
+	require.Greater(t, n, 50, "the reasons are found")
 }
 
 func TestFailureLogIsBounded(t *testing.T) {

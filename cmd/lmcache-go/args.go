@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -34,6 +35,7 @@ const (
 	fromDefault origin = "default"
 	fromFlag    origin = "flag"
 	fromMachine origin = "derived"
+	unread      origin = "default, as what was given cannot be read"
 )
 
 // value is what a flag ended up as.
@@ -49,7 +51,9 @@ type value struct {
 }
 
 // given reports whether somebody set the value.
-func (v value) given() bool { return v.origin != fromDefault && v.origin != fromMachine }
+func (v value) given() bool {
+	return v.origin != fromDefault && v.origin != fromMachine && v.origin != unread
+}
 
 // String is the value for people.
 func (v value) String() string {
@@ -121,8 +125,8 @@ func looksLikeFlag(arg string) bool {
 }
 
 // parseArgs reads a command line of flags only. It returns the values that it
-// sets, by the name of their row; an unknown argument, a missing or a bad value
-// is a usageError.
+// sets, by the name of their row. Each unknown argument, missing or bad value is
+// a usageError, joined; a flag with one has a value of origin unread.
 func parseArgs(rows []row, args []string) (map[string]value, error) {
 	set, _, err := parseLine(rows, 0, args)
 	return set, err
@@ -132,15 +136,16 @@ func parseArgs(rows []row, args []string) (map[string]value, error) {
 // arguments, which may stand anywhere.
 func parseLine(rows []row, positionals int, args []string) (map[string]value, []string, error) {
 	p := argParser{rows: rows, rest: args, set: map[string]value{}, takes: positionals}
+	var errs []error
 	for len(p.rest) > 0 {
 		if err := p.next(); err != nil {
-			return nil, nil, err
+			errs = append(errs, err)
 		}
 	}
 	if len(p.unknown) > 0 {
-		return nil, nil, &usageError{"unrecognized arguments: " + strings.Join(p.unknown, " ") + p.hint}
+		errs = append(errs, &usageError{"unrecognized arguments: " + strings.Join(p.unknown, " ") + p.hint})
 	}
-	return p.set, p.positional, nil
+	return p.set, p.positional, errors.Join(errs...)
 }
 
 type argParser struct {
@@ -207,6 +212,7 @@ func (p *argParser) next() error {
 	}
 	if !hasText {
 		if len(p.rest) == 0 || p.rest[0] == "--" || looksLikeFlag(p.rest[0]) {
+			p.set[r.name] = value{origin: unread}
 			return &usageError{fmt.Sprintf("argument --%s: expected one argument", r.name)}
 		}
 		text = p.rest[0]
@@ -214,6 +220,7 @@ func (p *argParser) next() error {
 	}
 	v, err := r.convert(text)
 	if err != nil {
+		p.set[r.name] = value{origin: unread}
 		return err
 	}
 	v.origin = fromFlag

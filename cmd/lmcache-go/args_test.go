@@ -95,6 +95,7 @@ func TestParseArgsErrors(t *testing.T) {
 	f("--word c", "argument --word: invalid choice: 'c' (choose from 'a', 'b')")
 	f("--switch=yes", "argument --switch: ignored explicit argument 'yes'")
 	f("--no-pair=1", "argument --pair: ignored explicit argument '1'")
+	f("--count x --word c stray", "argument --count: invalid int value: 'x'\nargument --word: invalid choice: 'c' (choose from 'a', 'b')\nunrecognized arguments: stray")
 }
 
 func FuzzParseArgs(f *testing.F) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/lmcache-go/lmcache-go/mpserver"
@@ -34,10 +36,42 @@ func examine(s *settings, before error, h machine) plan {
 	p.problems = s.problems(before, sizing)
 	p.options = s.options()
 	p.options.Version, p.options.Commit = p.build.version, p.build.commit
+	// The default says nothing about a port that cannot be read.
+	if s.get("port").origin == unread {
+		p.options.Port = 0
+	}
+	if s.get("http-port").origin == unread {
+		p.options.HTTPPort = 0
+	}
 	ports := h.checkPorts(p.options.Host, p.options.Port, p.options.HTTPHost, p.options.HTTPPort)
 	p.problems = errors.Join(p.problems, errors.Join(without(ports, flatten(p.problems))...))
+	p.problems = errors.Join(p.problems, checkHashLog(p.options.LookupHashLog.Dir))
 	p.gpus, p.gpuErr = h.gpus()
 	return p
+}
+
+// checkHashLog says why the start could not write there, and leaves nothing behind.
+func checkHashLog(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	at, err := filepath.Abs(dir)
+	for err == nil { // the start makes what is missing
+		if _, err = os.Stat(at); !errors.Is(err, os.ErrNotExist) || at == filepath.Dir(at) {
+			break
+		}
+		at, err = filepath.Dir(at), nil
+	}
+	if err == nil {
+		var made string
+		if made, err = os.MkdirTemp(at, ".lmcache-go-check-"); err == nil {
+			err = os.Remove(made)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("--lookup-hash-log-dir %s cannot be written to (%w): give a folder of this user's, or leave it out", dir, err)
+	}
+	return nil
 }
 
 // newUUID is a random UUID, version 4 of RFC 9562, as the reference mints.
@@ -68,9 +102,12 @@ func printCheck(c console, p plan) int {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
 	fmt.Fprintln(w)
-	if p.options.Port == 0 {
+	switch {
+	case p.settings.get("port").origin == unread:
+		fmt.Fprintf(w, "Without a --port there is no connector JSON.\n")
+	case p.options.Port == 0:
 		fmt.Fprintf(w, "The port is chosen at start; the server prints the connector JSON then.\n")
-	} else {
+	default:
 		printConnector(w, p.options.Host, p.options.Port, p.options, len(p.gpus) > 0)
 	}
 	problems := flatten(p.problems)
@@ -81,6 +118,9 @@ func printCheck(c console, p plan) int {
 	fmt.Fprintf(w, "\nThe server cannot start (%d):\n", len(problems))
 	for _, e := range problems {
 		fmt.Fprintf(w, "  %v\n", e)
+	}
+	if isUsage(p.problems) {
+		return exitUsage
 	}
 	return exitInvalid
 }
@@ -96,7 +136,11 @@ func (p plan) describeGPUs() []string {
 	}
 	lines := make([]string, 0, len(p.gpus))
 	for _, g := range p.gpus {
-		line := fmt.Sprintf("GPU %s: %s, %s used of %s", g.UUID, g.Name, sizeText(g.UsedBytes), sizeText(g.MemoryBytes))
+		line := fmt.Sprintf("GPU %s: %s, ", g.UUID, g.Name)
+		if g.UsedBytes >= 0 {
+			line += sizeText(g.UsedBytes) + " used of "
+		}
+		line += sizeText(g.MemoryBytes)
 		if g.PCIeGen > 0 {
 			line += fmt.Sprintf(", PCIe %d x%d", g.PCIeGen, g.PCIeWidth)
 		}

@@ -106,13 +106,16 @@ type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
-// usage reports a command line that cannot be read.
+// usage reports everything in a command line that cannot be read.
 func usage(c console, cmd string, err error) int {
 	prog := "lmcache-go"
 	if cmd != "" {
 		prog += " " + cmd
 	}
-	fmt.Fprintf(c.stderr, "usage: %s [flags]; see %s --help\n%s: error: %v\n", prog, prog, prog, err)
+	fmt.Fprintf(c.stderr, "usage: %s [flags]; see %s --help\n", prog, prog)
+	for _, e := range flatten(err) {
+		fmt.Fprintf(c.stderr, "%s: error: %v\n", prog, e)
+	}
 	return exitUsage
 }
 

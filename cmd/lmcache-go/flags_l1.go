@@ -64,7 +64,7 @@ func l1Flags() []row {
 }
 
 func checkSize(v value) string {
-	if v.origin != fromDefault && v.n < bytesize.MiB {
+	if v.origin != fromDefault && v.origin != unread && v.n < bytesize.MiB {
 		return "must be at least 1 MiB (0.001), got " + v.String()
 	}
 	return ""

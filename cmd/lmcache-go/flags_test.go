@@ -163,7 +163,7 @@ func TestAccepted(t *testing.T) {
 		"--disable-logging", "--format", "json", "-q", "--gds-l1-backend", "cufile", "--l2-prefetch-max-in-flight", "3")
 	require.NoError(t, s.problems())
 	got := s.options()
-	require.Len(t, got.Shown, 5, "GET /config tells them all the same")
+	require.Len(t, got.Shown, 6, "GET /config tells them all the same")
 	got.Shown = nil
 	require.Equal(t, read(t).options(), got)
 	_, idle := s.effective()

@@ -28,8 +28,12 @@ A flag wins over an environment variable, a variable over the default.
 environment without a flag:
   LMCACHE_DISABLE_BANNER=1
       no first line on stderr
+  LMCACHE_DEVICE_BACKEND
+      cuda or cpu, without effect: each worker says where its memory is; another kind is refused
   LMCACHE_TRACK_USAGE, DO_NOT_TRACK, LMCACHE_USAGE_TRACK_URL, LMCACHE_USAGE_TRACK_INTERVAL
       nothing: this server sends nothing to anybody
+  OTEL_*
+      nothing: --otlp-endpoint is not served yet
 
 exit codes: 0 after SIGTERM or SIGINT, 1 invalid configuration or busy port, 2 usage
 `)

@@ -27,7 +27,7 @@ var newServer = func(o mpserver.Options) (cacheServer, error) { return mpserver.
 func runServer(args []string, c console) int {
 	s, err := readSettings(args, c.lookupEnv)
 	switch {
-	case isUsage(err):
+	case isUsage(err) && !s.get("check").on:
 		return usage(c, "server", err)
 	case s.help:
 		printServerHelp(c.stdout, s.rows)

@@ -18,8 +18,8 @@ type settings struct {
 }
 
 // readSettings reads args and the environment: a flag wins over a variable, a
-// variable over the default. The error is a usageError, or problems with
-// variables.
+// variable over the default. The error is everything that cannot be read; the
+// settings are those without it.
 func readSettings(args []string, env func(string) (string, bool)) (*settings, error) {
 	s := &settings{rows: serverFlags(), values: map[string]value{}}
 	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" }) {
@@ -27,14 +27,14 @@ func readSettings(args []string, env func(string) (string, bool)) (*settings, er
 		return s, nil
 	}
 	set, err := parseArgs(s.rows, args)
-	if err != nil {
-		return nil, err
-	}
-	var problems []error
+	problems := []error{err, checkBackend(env)}
 	for i := range s.rows {
 		r := &s.rows[i]
 		v, ok := set[r.name]
-		if !ok {
+		if ok && v.origin == unread {
+			v = r.defaultValue()
+			v.origin = unread
+		} else if !ok {
 			v = r.defaultValue()
 			if text, found := lookup(env, r.env); found {
 				fromEnv, err := r.variable(text)
@@ -48,6 +48,20 @@ func readSettings(args []string, env func(string) (string, bool)) (*settings, er
 		s.values[r.name] = v
 	}
 	return s, errors.Join(problems...)
+}
+
+// backendVariable forces the kind of device in the reference (lmcache 0.5.6,
+// v1/platform). Here each worker says where its memory is; a kind that no worker
+// could have is refused.
+const backendVariable = "LMCACHE_DEVICE_BACKEND"
+
+func checkBackend(env func(string) (string, bool)) error {
+	v, _ := env(backendVariable)
+	switch strings.ToLower(strings.TrimSpace(v)) {
+	case "", "cuda", "cpu":
+		return nil
+	}
+	return fmt.Errorf("%s=%s is not served: this server copies for NVIDIA GPUs and for CPUs, and each worker says which: leave it out", backendVariable, v)
 }
 
 // lookup finds a variable that is set and not empty.
@@ -111,6 +125,13 @@ func (s *settings) options() mpserver.Options {
 		}
 		s.show(&o, &s.rows[i])
 	}
+	// These two have the same effect and another place in GET /config.
+	if all, metrics := s.get("disable-observability").on, s.get("disable-metrics").on; all != metrics {
+		if o.Shown == nil {
+			o.Shown = map[string]any{}
+		}
+		o.Shown["observability.enabled"], o.Shown["observability.metrics_enabled"] = !all, !metrics
+	}
 	return o
 }
 
@@ -120,6 +141,8 @@ var shownAt = map[string][]string{
 	"max-gpu-workers":                     {"mp.max_gpu_workers"},
 	"max-cpu-workers":                     {"mp.max_cpu_workers"},
 	"grpc-server-workers":                 {"mp.grpc_server_workers"},
+	"isolated-ipc":                        {"mp.isolated_ipc"},
+	"disable-logging":                     {"observability.logging_enabled"},
 	"l2-prefetch-max-in-flight":           {"storage_manager.prefetch_max_in_flight"},
 	"periodic-notifier-interval-ms":       {"storage_manager.periodic_notifier_interval_ms"},
 	"event-bus-queue-size":                {"observability.max_queue_size"},
@@ -148,7 +171,7 @@ func (s *settings) show(o *mpserver.Options, r *row) {
 		case kindFloat:
 			o.Shown[path] = v.x
 		default: // switches
-			o.Shown[path] = v.on
+			o.Shown[path] = v.on != strings.HasPrefix(r.name, "disable-")
 		}
 	}
 }

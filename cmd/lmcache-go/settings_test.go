@@ -55,6 +55,10 @@ func TestEnvironment(t *testing.T) {
 	require.Contains(t, problems("LMCACHE_COORDINATOR_EVENT_REPORTING", "Yes"), "LMCACHE_COORDINATOR_EVENT_REPORTING=true is not served")
 	require.Empty(t, problems("LMCACHE_COORDINATOR_EVENT_REPORTING", "no"))
 	require.Empty(t, problems("LMCACHE_COORDINATOR_HEARTBEAT_INTERVAL", "5"), "the default may be spelled out")
+	require.Empty(t, problems("LMCACHE_DEVICE_BACKEND", " CUDA "))
+	require.Empty(t, problems("LMCACHE_DEVICE_BACKEND", "cpu"))
+	require.Equal(t, "LMCACHE_DEVICE_BACKEND=npu is not served: this server copies for NVIDIA GPUs and for CPUs, and each worker says which: leave it out",
+		problems("LMCACHE_DEVICE_BACKEND", "npu"))
 	require.Empty(t, problems("LMCACHE_TRACK_USAGE", "true", "LMCACHE_USAGE_TRACK_URL", "http://x"))
 
 	s, err := readSettings(nil, vars("PYTHONHASHSEED", "42"))
@@ -95,11 +99,12 @@ func TestFlatten(t *testing.T) {
 }
 
 func TestShownInConfig(t *testing.T) {
-	s, err := readSettings([]string{"--max-workers", "4", "--max-cpu-workers", "2", "--extra-logging-interval", "7", "--enable-extra-logging"}, noEnv)
+	s, err := readSettings(strings.Fields("--max-workers 4 --max-cpu-workers 2 --extra-logging-interval 7 --enable-extra-logging --disable-logging --isolated-ipc --disable-metrics"), noEnv)
 	require.NoError(t, err)
 	require.Equal(t, map[string]any{
 		"mp.max_workers": int64(4), "mp.max_gpu_workers": int64(4), "mp.max_cpu_workers": int64(2),
 		"observability.extra_logging_interval": 7.0, "observability.extra_logging_enabled": true,
+		"observability.logging_enabled": false, "mp.isolated_ipc": true, "observability.enabled": true, "observability.metrics_enabled": false,
 	}, s.options().Shown)
 	known := map[string]stance{}
 	for _, r := range serverFlags() {

@@ -58,6 +58,7 @@ func statusReport(st map[string]any) *report {
 		}
 	}
 	statusWorkers(r, st, ours)
+	statusGPUs(r, ours)
 	if errs, _ := dig(ours, "last_errors").([]any); len(errs) > 0 {
 		for _, e := range errs {
 			s := r.section("last_errors", fmt.Sprintf("%v: %v", dig(e, "op"), dig(e, "reason")))
@@ -83,6 +84,24 @@ func statusWorkers(r *report, st map[string]any, ours any) {
 		for _, id := range slices.Sorted(maps.Keys(workers)) {
 			t.row(id, dig(workers[id], "model_name"), dig(workers[id], "world_size"))
 		}
+	}
+}
+
+// statusGPUs is what our server sees of the machine's GPUs.
+func statusGPUs(r *report, ours any) {
+	list, _ := dig(ours, "gpus").([]any)
+	if len(list) == 0 {
+		return // --json has why: it is long, and no news on a machine without any
+	}
+	t := r.table("gpus", "GPUs", column{"uuid", "GPU"}, column{"device", "device"}, column{"name", "name"}, column{"used", "used"}, column{"memory", "of"},
+		column{"workers", "workers"}, column{"mapped", "mapped"}, column{"pending_copies", "copies"}, column{"quarantined_workers", "stuck"})
+	for _, g := range list {
+		used := sizeOf(dig(g, "used_bytes"))
+		if n, _ := number(dig(g, "used_bytes")); n < 0 {
+			used = "N/A"
+		}
+		t.row(dig(g, "uuid"), dig(g, "device"), dig(g, "name"), used, sizeOf(dig(g, "memory_bytes")),
+			dig(g, "workers"), sizeOf(dig(g, "mapped_bytes")), dig(g, "pending_copies"), dig(g, "quarantined_workers"))
 	}
 }
 

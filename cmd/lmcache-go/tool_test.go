@@ -345,6 +345,19 @@ func TestStatusOfTheReference(t *testing.T) {
 	require.JSONEq(t, string(status), out)
 }
 
+func TestStatusOfGPUs(t *testing.T) {
+	url, _ := respond(t, map[string]string{"GET /status": `{"is_healthy":true,"lmcache_go":{"gpus":[
+		{"uuid":"a-1","device":"cuda:0","name":"NVIDIA H200","memory_bytes":150323855360,"used_bytes":1073741824,"workers":2,"mapped_bytes":2147483648,"pending_copies":3,"quarantined_workers":1},
+		{"uuid":"b-2","device":"","name":"NVIDIA H200","memory_bytes":150323855360,"used_bytes":-1,"workers":0,"mapped_bytes":0,"pending_copies":0,"quarantined_workers":0}]}}`})
+	code, out, errs := ask(t, url, "status")
+	require.Equal(t, exitOK, code, errs)
+	require.Regexp(t, `a-1 +cuda:0 +NVIDIA H200 +1.00 GB +140.00 GB +2 +2.00 GB +3 +1\n`, out)
+	require.Regexp(t, `b-2 +NVIDIA H200 +N/A +140.00 GB +0 +0 B +0 +0\n`, out)
+	url, _ = respond(t, map[string]string{"GET /status": `{"is_healthy":true,"lmcache_go":{"gpus":[],"gpus_unknown":"no driver"}}`})
+	_, out, _ = ask(t, url, "status")
+	require.NotContains(t, out, "GPU")
+}
+
 func TestVersionOfAServer(t *testing.T) {
 	url, _ := respond(t, map[string]string{"GET /version": `"0.5.6-g3e11e108"`})
 	code, out, _ := ask(t, url, "version")

@@ -65,7 +65,7 @@ type checksumAnswer struct {
 
 // checksums hashes the blocks of a worker that the server copies for.
 func (a *api) checksums(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r)
+	fields, ok := readObject(w, r, dataclassBody)
 	if !ok {
 		return
 	}
@@ -76,7 +76,7 @@ func (a *api) checksums(w http.ResponseWriter, r *http.Request) {
 	in := newReader(fields)
 	q := ChecksumRequest{BlockIDs: in.integers("block_ids"), ChunkBlocks: in.integer("chunk_size", false), InstanceID: in.integer("instance_id", false)}
 	var bad *invalid
-	q.Layerwise, bad = boolField(fields, "layerwise", false)
+	q.Layerwise, bad = boolField(fields, "layerwise")
 	in.note(bad)
 	if len(*in.problems) > 0 {
 		writeInvalid(w, *in.problems...)

@@ -64,7 +64,7 @@ func TestChecksums(t *testing.T) {
 	f(`{"chunk_size":null}`, 422, `"type":"int_type","loc":["body","chunk_size"]`)
 	f(`{"chunk_size":99999999999999999999}`, 422, `"type":"int_parsing_size"`)
 	f(`{"layerwise":7}`, 422, `"loc":["body","layerwise"]`)
-	f(`[]`, 422, `"type":"model_attributes_type"`)
+	f(`[]`, 422, `"type":"dataclass_type"`)
 	bad := do(h, "POST", "/cache/checksums", `{"block_ids":[`+strings.Repeat(`"x",`, 1000)+`1]}`)
 	require.Equal(t, 422, bad.StatusCode)
 	require.Equal(t, maxListProblems, strings.Count(text(t, bad), "int_parsing"))

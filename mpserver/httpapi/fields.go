@@ -25,8 +25,8 @@ func (r reader) at(raw json.RawMessage, loc ...any) (reader, bool) {
 	in := reader{loc: append(append([]any{}, r.loc...), loc...), problems: r.problems}
 	if err := json.Unmarshal(raw, &in.fields); err != nil || in.fields == nil {
 		*r.problems = append(*r.problems, invalid{
-			Type: "model_attributes_type", Loc: in.loc,
-			Msg: "Input should be a valid dictionary or object to extract fields from", Input: raw,
+			Type: "dataclass_type", Loc: in.loc,
+			Msg: "Input should be a dictionary", Input: raw,
 		})
 		return in, false
 	}

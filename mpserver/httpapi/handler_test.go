@@ -137,10 +137,13 @@ func TestClear(t *testing.T) {
 	f(`{"force":null}`, 422, `"type":"bool_type"`)
 	f(`{"force":"maybe","tier":"x"}`, 422, `"loc":["body","force"]`) // both problems, not the first
 	f(`{"force":"maybe","tier":"x"}`, 422, `"loc":["body","tier"]`)
-	f(`x`, 422, `"type":"json_invalid","loc":["body",1]`)
+	f(`x`, 422, `"type":"json_invalid","loc":["body",0]`)
+	f(`{}x`, 422, `"type":"json_invalid","loc":["body",2]`)
+	f(`{"tier":"l1",}`, 422, `"type":"json_invalid","loc":["body",13]`)
+	f(`{`, 422, `"type":"json_invalid","loc":["body",1]`)
 	f(`{"force":true} x`, 422, `"type":"json_invalid"`)
-	f(`[]`, 422, `"type":"model_attributes_type","loc":["body"]`)
-	f(`"l1"`, 422, `"type":"model_attributes_type"`)
+	f(`[]`, 422, `"type":"dataclass_type","loc":["body"]`)
+	f(`"l1"`, 422, `"type":"dataclass_type"`)
 	f(strings.Repeat("[", 20000), 422, `"type":"json_invalid"`)
 	f(`{"tier":"`+strings.Repeat("x", 2<<20)+`"}`, 413, `{"detail":"request body is larger than 1048576 bytes"}`)
 }

@@ -81,9 +81,17 @@ func writeInvalid(w http.ResponseWriter, list ...invalid) {
 	writeJSON(w, http.StatusUnprocessableEntity, map[string][]invalid{"detail": list})
 }
 
+// What the reference calls a body that is no object, by how a route declares it.
+const (
+	dataclassBody = "dataclass_type"        // the cache group
+	modelBody     = "model_attributes_type" // /reconfigure/dax/l1
+	dictBody      = "dict_type"             // /reconfigure/{backend}/l2
+)
+
 // readObject reads a JSON object from the body. An empty body or null gives nil.
-// When it reports false, the answer has been written.
-func readObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMessage, bool) {
+// When it reports false, the answer has been written; object is the type of the
+// problem of a body that is something else.
+func readObject(w http.ResponseWriter, r *http.Request, object string) (map[string]json.RawMessage, bool) {
 	data, err := io.ReadAll(r.Body)
 	if err != nil {
 		var tooLarge *http.MaxBytesError
@@ -102,8 +110,8 @@ func readObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMess
 	if err := json.Unmarshal(data, &parsed); err != nil {
 		pos := len(data)
 		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
-			pos = int(syntax.Offset)
+		if errors.As(err, &syntax) && syntax.Error() != "unexpected end of JSON input" {
+			pos = int(syntax.Offset) - 1 // the byte that should not be there
 		}
 		writeInvalid(w, invalid{
 			Type: "json_invalid", Loc: []any{"body", pos}, Msg: "JSON decode error",
@@ -120,10 +128,7 @@ func readObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMess
 			return fields, true
 		}
 	}
-	writeInvalid(w, invalid{
-		Type: "model_attributes_type", Loc: []any{"body"},
-		Msg: "Input should be a valid dictionary or object to extract fields from", Input: parsed,
-	})
+	writeInvalid(w, invalid{Type: object, Loc: []any{"body"}, Msg: "Input should be a dictionary", Input: parsed})
 	return nil, false
 }
 
@@ -133,11 +138,11 @@ var boolWords = map[string]bool{
 	"false": false, "f": false, "no": false, "n": false, "off": false, "0": false,
 }
 
-// boolField reads an optional boolean as leniently as the reference.
-func boolField(fields map[string]json.RawMessage, name string, def bool) (bool, *invalid) {
+// boolField reads an optional boolean, false by default, as leniently as the reference.
+func boolField(fields map[string]json.RawMessage, name string) (bool, *invalid) {
 	raw, ok := fields[name]
 	if !ok {
-		return def, nil
+		return false, nil
 	}
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -151,15 +156,15 @@ func boolField(fields map[string]json.RawMessage, name string, def bool) (bool, 
 		if b, ok := boolWords[strings.ToLower(v)]; ok {
 			return b, nil
 		}
-		return def, bad
+		return false, bad
 	case float64:
 		if v == 0 || v == 1 {
 			return v == 1, nil
 		}
-		return def, bad
+		return false, bad
 	}
 	bad.Type, bad.Msg = "bool_type", "Input should be a valid boolean"
-	return def, bad
+	return false, bad
 }
 
 // enumField reads an optional string that must be one of words.

@@ -55,7 +55,7 @@ type deleted struct {
 // deleteObjects removes objects of L1 by key. A request that names L2 as well
 // is refused as a whole: there is none.
 func (a *api) deleteObjects(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r)
+	fields, ok := readObject(w, r, dataclassBody)
 	if !ok {
 		return
 	}
@@ -75,8 +75,11 @@ func (a *api) deleteObjects(w http.ResponseWriter, r *http.Request) {
 	}
 	tier, bad := enumField(fields, "tier", "l2", "l1", "l2", "all")
 	in.note(bad)
-	force, bad := boolField(fields, "force", false)
+	force, bad := boolField(fields, "force")
 	in.note(bad)
+	if string(fields["adapter"]) != "null" {
+		in.text("adapter", false)
+	}
 	if len(*in.problems) > 0 {
 		writeInvalid(w, *in.problems...)
 		return
@@ -145,6 +148,12 @@ func CheckSalt(salt string) string {
 func fromHex(s string) (b []byte, complaint string) {
 	b = make([]byte, 0, len(s)/2)
 	for i := 0; i < len(s); i += 2 {
+		for i < len(s) && strings.IndexByte(" \t\n\v\f\r", s[i]) >= 0 { // allowed between bytes
+			i++
+		}
+		if i == len(s) {
+			break
+		}
 		for j := i; j < i+2; j++ {
 			if j >= len(s) || !strings.ContainsRune("0123456789abcdefABCDEF", rune(s[j])) {
 				return nil, fmt.Sprintf("non-hexadecimal number found in fromhex() arg at position %d", j)
@@ -232,16 +241,17 @@ const maxPageSize = 5000
 
 func pageSize(text string) (int, *invalid) {
 	bad := &invalid{Loc: []any{"query", "page_size"}, Input: text}
-	n, err := strconv.Atoi(text)
+	quoted, _ := json.Marshal(text) // a string does not fail
+	n, unread := readInt(quoted, bad.Loc...)
 	switch {
-	case err != nil:
-		bad.Type, bad.Msg = "int_parsing", "Input should be a valid integer, unable to parse string as an integer"
+	case unread != nil:
+		return 0, unread
 	case n < 1:
 		bad.Type, bad.Msg, bad.Ctx = "greater_than_equal", "Input should be greater than or equal to 1", map[string]int{"ge": 1}
 	case n > maxPageSize:
 		bad.Type, bad.Msg, bad.Ctx = "less_than_equal", "Input should be less than or equal to 5000", map[string]int{"le": maxPageSize}
 	default:
-		return n, nil
+		return int(n), nil
 	}
 	return 0, bad
 }

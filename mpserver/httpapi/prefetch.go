@@ -38,7 +38,7 @@ type submitted struct {
 // submitPrefetch looks for a prompt's chunks. Without L2 there is nowhere to load
 // them from: what L1 has of the prefix becomes recently used, and counts as found.
 func (a *api) submitPrefetch(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r)
+	fields, ok := readObject(w, r, dataclassBody)
 	if !ok {
 		return
 	}

@@ -66,8 +66,11 @@ type (
 
 func (a *api) setQuota(w http.ResponseWriter, r *http.Request) {
 	data, err := io.ReadAll(r.Body)
+	data = pythonJSON(data)
 	var body any
-	if err != nil || json.Unmarshal(pythonJSON(data), &body) != nil {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber() // 1e400 is infinite, not unreadable
+	if err != nil || !json.Valid(data) || d.Decode(&body) != nil {
 		writeError(w, http.StatusBadRequest, "invalid JSON body")
 		return
 	}
@@ -123,8 +126,8 @@ func (a *api) listQuotas(w http.ResponseWriter, _ *http.Request) {
 // pythonFloat is Python's float(v): numbers, booleans, and strings of a number.
 func pythonFloat(v any) (float64, bool) {
 	switch v := v.(type) {
-	case float64:
-		return v, true
+	case json.Number:
+		return pythonFloat(v.String())
 	case bool:
 		if v {
 			return 1, true

@@ -102,7 +102,7 @@ type cleared struct {
 // clear empties L1. It answers ok also when objects that somebody holds stay:
 // /status tells what is left.
 func (a *api) clear(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r)
+	fields, ok := readObject(w, r, dataclassBody)
 	if !ok {
 		return
 	}
@@ -111,7 +111,7 @@ func (a *api) clear(w http.ResponseWriter, r *http.Request) {
 	if bad != nil {
 		problems = append(problems, *bad)
 	}
-	force, bad := boolField(fields, "force", false)
+	force, bad := boolField(fields, "force")
 	if bad != nil {
 		problems = append(problems, *bad)
 	}

@@ -42,6 +42,10 @@ func TestDeleteObjects(t *testing.T) {
 	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[{"chunk_hash_hex":"ab","model_name":"m","kv_rank":1.5}]}`, 422, `"loc":["body","keys",0,"kv_rank"]`)
 	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[{"chunk_hash_hex":"ab","model_name":"m","kv_rank":1,"cache_salt":"`+strings.Repeat("x", 129)+`"}]}`, 400, "cache_salt exceeds max length 128 (got 129)")
 	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[{"chunk_hash_hex":"ab","model_name":"m","kv_rank":1,"cache_salt":"a\\b"}]}`, 400, `frozenset({'\\\\'}) (got 'a\\\\b')`)
+	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[7]}`, 422, `"type":"dataclass_type","loc":["body","keys",0]`)
+	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[{"chunk_hash_hex":" ab cd ","model_name":"m","kv_rank":1}],"adapter":null}`, 200, `"ok":true`)
+	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[{"chunk_hash_hex":"a b","model_name":"m","kv_rank":1}]}`, 400, "fromhex() arg at position 1")
+	f("DELETE", "/cache/objects", `{"tier":"l1","keys":[],"adapter":5}`, 422, `"type":"string_type","loc":["body","adapter"]`)
 	f("DELETE", "/cache/objects", manyKeys(10000), 200, `{"deleted":0,"skipped":0,"ok":true}`)
 	f("DELETE", "/cache/objects", `{"keys":"`+strings.Repeat("x", 33<<20)+`"}`, 413, "larger than")
 }
@@ -58,6 +62,55 @@ func TestListL1(t *testing.T) {
 	f("GET", "/cache/objects?tier=l1", "", 200, `"next_page_token":null`)
 	f("GET", "/cache/objects?tier=l1&page_token=99", "", 200, `"entries":[],"next_page_token":null`)
 	f("GET", "/cache/objects?page_size=x", "", 422, `"type":"int_parsing"`)
+	f("GET", "/cache/objects?page_size=%205.0", "", 503, "no L2 adapters configured")
+	f("GET", "/cache/objects?page_size=0", "", 422, `"type":"greater_than_equal","loc":["query","page_size"]`)
+	f("GET", "/cache/objects?page_size=5001", "", 422, `"type":"less_than_equal"`)
+}
+
+// TestReconfigure: whoever asks to change a tier that is not there hears of a
+// mistake of his own first. Recorded from the reference.
+func TestReconfigure(t *testing.T) {
+	f := answers(t, &fake{})
+	const noDevice, noSize = `{"error":"L1 is not Device-DAX backed (--l1-devdax-path not set)"}`, `{"error":"size must be a positive integer byte count or a string like '100GiB'"}`
+	f("GET", "/reconfigure/dax/l1/status", "", 409, noDevice)
+	f("GET", "/reconfigure/%20DAX/l2/status", "", 200, `{"enabled":false,"backend":"dax","num_adapters":0,"adapters":[]}`)
+	f("GET", "/reconfigure/%20/l2/status", "", 400, `{"error":"backend must be non-empty"}`)
+	add := func(body string, status int, want string) {
+		t.Helper()
+		f("POST", "/reconfigure/dax/l1/add", body, status, want)
+	}
+	for _, size := range []string{`1`, `"1"`, `"100GiB"`, `"1.5 tb"`, `" 7k "`} {
+		add(`{"device_path":"/dev/dax0.0","size":`+size+`}`, 409, noDevice)
+	}
+	for _, size := range []string{`0`, `-1`, `"x"`, `"0"`, `"0.0GiB"`, `"1."`, `".5"`, `"-1"`, `""`, `"1 KiBs"`, `"1e3"`} {
+		add(`{"device_path":"/dev/dax0.0","size":`+size+`}`, 400, noSize)
+	}
+	add(``, 422, `{"detail":[{"type":"missing","loc":["body"]`)
+	add(`[]`, 422, `"type":"model_attributes_type","loc":["body"]`)
+	add(`{}`, 422, `"type":"missing","loc":["body","device_path"]`)
+	add(`{}`, 422, `"type":"missing","loc":["body","size"]`)
+	add(`{"device_path":"x","size":1.5}`, 422, `"type":"int_type","loc":["body","size","int"]`)
+	add(`{"device_path":"x","size":true}`, 422, `"type":"string_type","loc":["body","size","str"]`)
+	add(`{"device_path":"x","size":1,"more":2}`, 422, `"type":"extra_forbidden","loc":["body","more"]`)
+	f("POST", "/reconfigure/dax/l1/remove", `{"device_path":"x"}`, 409, noDevice)
+	f("POST", "/reconfigure/dax/l1/remove", `{"device_path":"x","mode":"drain"}`, 409, noDevice)
+	f("POST", "/reconfigure/dax/l1/remove", `{"device_path":"x","mode":"zz"}`, 422, `"type":"enum","loc":["body","mode"]`)
+
+	f("POST", "/reconfigure/foo/l2/op", `{"any":1}`, 404, `{"error":"foo adapter not found"}`)
+	f("POST", "/reconfigure/foo/l2/op", ``, 422, `"type":"missing","loc":["body"]`)
+	f("POST", "/reconfigure/foo/l2/op", `[]`, 422, `"type":"dict_type","loc":["body"]`)
+	f("POST", "/reconfigure/foo/l2/op", `{`, 422, `"type":"json_invalid","loc":["body",1]`)
+	f("POST", "/reconfigure/foo/l2/op", `{"adapter_index":"x"}`, 422, `"type":"int_parsing","loc":["adapter_index"]`)
+	f("POST", "/reconfigure/foo/l2/%20", `{}`, 400, `{"error":"operation must be non-empty"}`)
+	f("POST", "/reconfigure/Dax/l2/op", `{"a":1}`, 400, `{"error":"unsupported dax reconfigure operation: op"}`)
+	f("POST", "/reconfigure/dax/l2/add", `{}`, 422, `"type":"missing","loc":["device_path"]`)
+	f("POST", "/reconfigure/dax/l2/add", `{"device_path":"x","size":"x"}`, 400, noSize)
+	f("POST", "/reconfigure/dax/l2/Add", `{"device_path":"x","size":"1G","adapter_index":1}`, 404, `{"error":"dax adapter not found"}`)
+	f("POST", "/reconfigure/dax/l2/add", `{"device_path":"x","size":1,"mode":"evict"}`, 422, `"type":"extra_forbidden","loc":["mode"]`)
+	f("POST", "/reconfigure/dax/l2/remove", `{"device_path":"x","mode":"zz","force":"q"}`, 422, `"type":"literal_error","loc":["mode"]`)
+	f("POST", "/reconfigure/dax/l2/remove", `{"device_path":"x","force":"q"}`, 422, `"type":"bool_parsing","loc":["force"]`)
+	f("POST", "/reconfigure/dax/l2/resize", `{"device_path":"x","size":1,"mode":"drain"}`, 422, `"type":"literal_error","loc":["mode"]`)
+	f("POST", "/reconfigure/dax/l2/resize", `{"device_path":"x","size":1,"mode":"evict","force":true}`, 404, `{"error":"dax adapter not found"}`)
 }
 
 func TestPrefetch(t *testing.T) {
@@ -78,6 +131,7 @@ func TestQuota(t *testing.T) {
 	f("GET", "/quota/s", ``, 200, `"exists":true`)
 	f("PUT", "/quota/s", `{"limit_gb":-Infinity}`, 400, `{"error":"limit_gb must be finite"}`)
 	f("PUT", "/quota/s", `{"limit_gb":"nan"}`, 400, `finite`)
+	f("PUT", "/quota/s", `{"limit_gb":1e400}`, 400, `finite`)
 	f("PUT", "/quota/s", `{"limit_gb":"0x10"}`, 400, `numeric`)
 	f("PUT", "/quota/s", `{"limit_gb":null}`, 400, `numeric`)
 	f("PUT", "/quota/s", `{"NaN":1}`, 400, `body must be`)

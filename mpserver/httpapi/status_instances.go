@@ -99,7 +99,7 @@ type GPU struct {
 	PCIeGen   int `json:"pcie_gen"`
 	PCIeWidth int `json:"pcie_width"`
 	NUMANode  int `json:"numa_node"` // -1 is unknown
-	// MemoryBytes of the GPU, and UsedBytes of it by all processes.
+	// MemoryBytes of the GPU, and UsedBytes of it by all processes; 0 and -1 are unknown.
 	MemoryBytes int64 `json:"memory_bytes"`
 	UsedBytes   int64 `json:"used_bytes"`
 	// Open: workers are registered on it, so that this server holds a context.

@@ -19,25 +19,9 @@ func (a *api) tierRoutes() []route {
 			writeJSON(w, http.StatusOK, map[string][]struct{}{"adapters": {}})
 		}),
 		get("/reconfigure/dax/l1/status", noDAX),
-		post("/reconfigure/dax/l1/add", noDAX),
-		post("/reconfigure/dax/l1/remove", noDAX),
-		get("/reconfigure/{backend}/l2/status", func(w http.ResponseWriter, r *http.Request) {
-			writeJSON(w, http.StatusOK, adapterStatus{Backend: r.PathValue("backend"), Adapters: []struct{}{}})
-		}),
-		post("/reconfigure/{backend}/l2/{operation}", func(w http.ResponseWriter, r *http.Request) {
-			writeError(w, http.StatusNotFound, r.PathValue("backend")+" adapter not found")
-		}),
+		post("/reconfigure/dax/l1/add", changeDAX(true)),
+		post("/reconfigure/dax/l1/remove", changeDAX(false)),
+		get("/reconfigure/{backend}/l2/status", adaptersStatus),
+		post("/reconfigure/{backend}/l2/{operation}", changeAdapter),
 	}
-}
-
-// adapterStatus is the answer of GET /reconfigure/{backend}/l2/status.
-type adapterStatus struct {
-	Enabled     bool       `json:"enabled"`
-	Backend     string     `json:"backend"`
-	NumAdapters int        `json:"num_adapters"`
-	Adapters    []struct{} `json:"adapters"`
-}
-
-func noDAX(w http.ResponseWriter, _ *http.Request) {
-	writeError(w, http.StatusConflict, "L1 is not Device-DAX backed (--l1-devdax-path not set)")
 }

@@ -28,6 +28,20 @@ type Gauges struct {
 	KVEventLogDepth                         int64
 	Sessions, Instances, QueuedRequests     int64
 	PromptCacheBytes                        int64
+
+	GPUs []GPU
+}
+
+// GPU is one GPU of this machine, and what the server has on it.
+type GPU struct {
+	UUID, Name, PCIAddress string
+	// Device is the label of its transfers, "" while no worker is registered on it.
+	Device string
+	// MemoryBytes 0 and UsedBytes -1 are unknown, and not written.
+	MemoryBytes, UsedBytes                                        int64
+	Open                                                          bool
+	MappedBytes                                                   int64
+	Mappings, Streams, PendingCopies, Workers, QuarantinedWorkers int
 }
 
 // SetGauges names the function that tells the present values. It is called once
@@ -81,10 +95,7 @@ func (m *Metrics) writeGauges(b *bytes.Buffer) {
 		return
 	}
 	g := (*f)()
-	healthy, ratio := 0.0, 0.0
-	if g.Healthy {
-		healthy = 1
-	}
+	ratio := 0.0
 	if g.L1TotalBytes > 0 {
 		ratio = float64(g.L1UsedBytes) / float64(g.L1TotalBytes)
 	}
@@ -97,7 +108,7 @@ func (m *Metrics) writeGauges(b *bytes.Buffer) {
 	put(namePrefetchJobs, float64(g.ActivePrefetchJobs))
 	put(nameP2PJobs, float64(g.ActiveP2PLookupJobs))
 	put(nameKVEventDepth, float64(g.KVEventLogDepth))
-	put(nameHealthy, healthy)
+	put(nameHealthy, oneIf(g.Healthy))
 	put(nameL1Total, float64(g.L1TotalBytes), l1...)
 	put(nameL1Configured, float64(g.L1ConfiguredBytes), l1...)
 	put(nameL1Quarantined, float64(g.L1QuarantinedBytes), l1...)
@@ -107,6 +118,48 @@ func (m *Metrics) writeGauges(b *bytes.Buffer) {
 	put(nameInstances, float64(g.Instances))
 	put(nameQueued, float64(g.QueuedRequests))
 	put(namePromptCacheBytes, float64(g.PromptCacheBytes))
+	for _, f := range gpuFamilies {
+		for i := range g.GPUs {
+			if v := f.value(&g.GPUs[i]); v >= 0 {
+				put(f.name, v, f.labels(&g.GPUs[i])...)
+			}
+		}
+	}
+}
+
+// gpuFamilies have a series for each GPU; a value below 0 is not known.
+var gpuFamilies = []struct {
+	name   string
+	value  func(*GPU) float64
+	labels func(*GPU) []string
+}{
+	{nameGPUInfo, func(*GPU) float64 { return 1 }, func(g *GPU) []string {
+		return []string{"device", g.Device, "name", g.Name, "pci_address", g.PCIAddress, "uuid", g.UUID}
+	}},
+	{nameGPUMemory, func(g *GPU) float64 {
+		if g.MemoryBytes == 0 {
+			return -1
+		}
+		return float64(g.MemoryBytes)
+	}, byUUID},
+	{nameGPUUsed, func(g *GPU) float64 { return float64(g.UsedBytes) }, byUUID},
+	{nameGPUOpen, func(g *GPU) float64 { return oneIf(g.Open) }, byUUID},
+	{nameGPUMapped, func(g *GPU) float64 { return float64(g.MappedBytes) }, byUUID},
+	{nameGPUMappings, func(g *GPU) float64 { return float64(g.Mappings) }, byUUID},
+	{nameGPUStreams, func(g *GPU) float64 { return float64(g.Streams) }, byUUID},
+	{nameGPUPending, func(g *GPU) float64 { return float64(g.PendingCopies) }, byUUID},
+	{nameGPUWorkers, func(g *GPU) float64 { return float64(g.Workers) }, byUUID},
+	{nameGPUQuarantined, func(g *GPU) float64 { return float64(g.QuarantinedWorkers) }, byUUID},
+}
+
+// byUUID labels what changes with the name that stays, however CUDA counts.
+func byUUID(g *GPU) []string { return []string{"uuid", g.UUID} }
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 var known = func() map[string]family {

@@ -50,6 +50,9 @@ const (
 	nameChunksLoaded     = "lmcache_mp_num_chunks_loaded_total"
 	nameStoreThroughput  = "lmcache_mp_l0_l1_store_throughput_GB_per_second"
 	nameLoadThroughput   = "lmcache_mp_l0_l1_load_throughput_GB_per_second"
+	nameBlockLifetime    = "lmcache_mp_l0_block_lifetime_seconds"
+	nameBlockIdle        = "lmcache_mp_l0_block_idle_before_evict_seconds"
+	nameBlockReuse       = "lmcache_mp_l0_block_reuse_gap_seconds"
 	nameTimeouts         = "lmcache_mp_timeouts_total"
 	namePrefetchJobs     = "lmcache_mp_active_prefetch_jobs"
 	nameP2PJobs          = "lmcache_mp_active_p2p_lookup_jobs"
@@ -84,6 +87,16 @@ const (
 	nameQueued           = "lmcache_go_queued_requests"
 	nameBuildInfo        = "lmcache_go_build_info"
 	namePromptCacheBytes = "lmcache_go_prompt_cache_bytes"
+	nameGPUInfo          = "lmcache_go_gpu_info"
+	nameGPUMemory        = "lmcache_go_gpu_memory_bytes"
+	nameGPUUsed          = "lmcache_go_gpu_memory_used_bytes"
+	nameGPUOpen          = "lmcache_go_gpu_open"
+	nameGPUMapped        = "lmcache_go_gpu_mapped_bytes"
+	nameGPUMappings      = "lmcache_go_gpu_mappings"
+	nameGPUStreams       = "lmcache_go_gpu_streams"
+	nameGPUPending       = "lmcache_go_gpu_pending_copies"
+	nameGPUWorkers       = "lmcache_go_gpu_workers"
+	nameGPUQuarantined   = "lmcache_go_gpu_quarantined_workers"
 )
 
 // families is every family that this package writes itself; the test holds it
@@ -118,8 +131,11 @@ var families = []family{
 	{nameLoadsSubmitted, counter, "Retrieve copies begun."},
 	{nameLoadsFinished, counter, "Retrieve copies ended."},
 	{nameChunksLoaded, counter, "Chunks copied to an engine."},
-	{nameStoreThroughput, histogram, "Speed of store copies, 1e9 bytes per second, measured on the device."},
-	{nameLoadThroughput, histogram, "Speed of retrieve copies, 1e9 bytes per second, measured on the device."},
+	{nameStoreThroughput, histogram, "Speed of store copies, 1e9 bytes per second, without their wait for the engine and for copies before them."},
+	{nameLoadThroughput, histogram, "Speed of retrieve copies, 1e9 bytes per second, without their wait for the engine and for copies before them."},
+	{nameBlockLifetime, histogram, "Time from a block's allocation in an engine to its next with other tokens, of a sample."},
+	{nameBlockIdle, histogram, "Time from the last use of such a block to then, of a sample."},
+	{nameBlockReuse, histogram, "Time between two uses of such a block, of a sample."},
 	{nameTimeouts, counter, "Waits that ended without a result."},
 	{namePrefetchJobs, gauge, "Lookups whose result was not fetched yet."},
 	{nameP2PJobs, gauge, "Lookups of peers in flight."},
@@ -138,7 +154,7 @@ var families = []family{
 	{nameEvictedBy, counter, "Chunks that left L1, by reason."},
 	{nameTransferBytes, counter, "Bytes of KV moved between engines and L1."},
 	{nameInstanceEvents, counter, "Workers that came and went."},
-	{nameLeaseExpired, counter, "Holds and reservations that ended by their time limit."},
+	{nameLeaseExpired, counter, "Lookups whose holds, and chunks whose reservations, ended by their time limit."},
 	{nameHealthy, gauge, "1 while the server is healthy."},
 	{nameL1Total, gauge, "Bytes of the pool that are mapped."},
 	{nameL1Configured, gauge, "Bytes of the pool as configured."},
@@ -150,4 +166,14 @@ var families = []family{
 	{nameQueued, gauge, "Requests waiting in lanes."},
 	{nameBuildInfo, gauge, "Version of this binary."},
 	{namePromptCacheBytes, gauge, "Bytes held by the cache of prompt hashes."},
+	{nameGPUInfo, gauge, "Names of a GPU that this server sees; device is empty without workers on it."},
+	{nameGPUMemory, gauge, "Memory of a GPU."},
+	{nameGPUUsed, gauge, "Memory of a GPU that is in use, by any process."},
+	{nameGPUOpen, gauge, "1 while this server holds a context on the GPU."},
+	{nameGPUMapped, gauge, "Bytes of engines' GPU memory that this server has mapped."},
+	{nameGPUMappings, gauge, "Mappings of engines' GPU memory."},
+	{nameGPUStreams, gauge, "Streams that copy."},
+	{nameGPUPending, gauge, "Transfers handed to the GPU that have not ended."},
+	{nameGPUWorkers, gauge, "Workers registered on the GPU."},
+	{nameGPUQuarantined, gauge, "Workers that have ended while a copy of theirs has not; their memory stays mapped."},
 }

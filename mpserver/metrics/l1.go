@@ -125,7 +125,7 @@ func (m *Metrics) ReadFailed(reason ReadFailure, model string, n int) {
 	m.countModel(modelEvent{name: nameReadFailure, model: model, during: "l1_retrieve", reason: string(reason)}, n)
 }
 
-// LeaseExpired counts holds ("read") or reservations ("write") that a time
+// LeaseExpired counts lookups whose holds ("read") or chunks whose reservations ("write") a time
 // limit ended rather than their owner.
 func (m *Metrics) LeaseExpired(kind string, n int) {
 	if n > 0 {

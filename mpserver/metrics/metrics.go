@@ -18,6 +18,8 @@ type Options struct {
 	// MaxPairs bounds the (model, salt) pairs, and also the salts, that get
 	// series of their own. Default 512. A scrape carries about 1.2 kB per pair.
 	MaxPairs int
+	// SampleRate is the share of engines' blocks that are followed. Default 0.
+	SampleRate float64
 	// Hide leaves every lmcache_ series out of the exposition
 	// (`--disable-metrics`); process and target_info series stay.
 	Hide bool
@@ -41,6 +43,7 @@ type Metrics struct {
 	gauges                     atomic.Pointer[func() Gauges]
 	life                       *lifecycle
 	reuse                      *realReuse
+	blocks                     *blocks
 }
 
 // New returns an empty registry.
@@ -71,6 +74,7 @@ func New(o Options) *Metrics {
 		loaded:    newTable[loadKey, *vm.Counter](o.MaxPairs),
 		life:      newLifecycle(s),
 		reuse:     newRealReuse(s, o.MaxPairs),
+		blocks:    newBlocks(s, o.SampleRate, o.MaxModels),
 	}
 	m.set.NewGauge(series(nameBuildInfo, "goversion", runtime.Version(), "version", o.Version), one)
 	return m

@@ -247,8 +247,8 @@ func TestFamiliesAreListed(t *testing.T) {
 		names[f.name] = true
 		require.NotEmpty(t, f.help)
 	}
-	m := New(Options{})
-	m.SetGauges(func() Gauges { return Gauges{} })
+	m := New(Options{SampleRate: 1})
+	m.SetGauges(func() Gauges { return Gauges{GPUs: []GPU{{UUID: "a", MemoryBytes: 1}, {UUID: "b", UsedBytes: -1}}} })
 	m.L1Evicted("", "x", 1)
 	m.AllocationFailed(DuringPrefetch, "m", 1)
 	m.ReadFailed(ReadWriteLocked, "m", 1)
@@ -268,7 +268,15 @@ func TestFamiliesAreListed(t *testing.T) {
 	m.ObjectRead(ObjectID{}, time.Time{})
 	m.InstanceEvent("x")
 	m.LeaseExpired("x", 1)
-	for s := range scrape(t, m) {
+	for tokens := range int64(2) {
+		m.BlocksAllocated(1, "m", []BlockAllocation{{"r", []int64{1}, []int64{tokens}}}, time.Time{})
+	}
+	got := scrape(t, m)
+	require.Contains(t, got, `lmcache_go_gpu_memory_bytes{uuid="a"}`)
+	for _, unknown := range []string{nameGPUMemory, nameGPUUsed} {
+		require.NotContains(t, got, unknown+`{uuid="b"}`, "what is not known is not told")
+	}
+	for s := range got {
 		delete(names, baseName(s))
 	}
 	require.Empty(t, slices.Collect(maps.Keys(names)), "families that nobody writes")

@@ -77,7 +77,7 @@ type speedKey struct {
 // GB/s and hides everything that a shared-memory or PCIe copy does.
 var speedBounds = []float64{0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 250, 500}
 
-// TransferSpeed records a copy of so many bytes that took d on the device.
+// TransferSpeed records a copy of so many bytes that took d, without any wait for its turn.
 func (m *Metrics) TransferSpeed(dir Direction, device string, engineID int64, model string, bytes int64, d time.Duration) {
 	if d <= 0 || bytes <= 0 {
 		return
