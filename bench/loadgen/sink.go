@@ -10,8 +10,6 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/lmcache-go/lmcache-go/internal/torchdtype"
 	"github.com/lmcache-go/lmcache-go/internal/zmtp"
 	"github.com/lmcache-go/lmcache-go/mpserver/torchpickle"
@@ -35,6 +33,9 @@ type sink struct {
 
 type wireReply []byte
 
+// madvHugepage is MADV_HUGEPAGE of Linux.
+const madvHugepage = 14
+
 // serveSink serves at url until it is told to end.
 func serveSink(c *config, out io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -45,11 +46,11 @@ func serveSink(c *config, out io.Writer) error {
 func runSink(ctx context.Context, c *config, out io.Writer) error {
 	s := &sink{chunkTokens: 256, lookups: map[string]int{}, pickles: map[int]wireReply{}}
 	if c.sinkMB > 0 {
-		mem, err := unix.Mmap(-1, 0, c.sinkMB<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		mem, err := syscall.Mmap(-1, 0, c.sinkMB<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
 		if err != nil {
 			return fmt.Errorf("map %d MiB: %w", c.sinkMB, err)
 		}
-		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // as the pool of a server, where the system allows it
+		_ = syscall.Madvise(mem, madvHugepage) // as the pool of a server, where the system allows it
 		clear(mem)
 		s.span = mem
 	}
