@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bytes"
 	"net/http"
+	"slices"
 )
 
 // table is every route. Rows of the reference that are not here are answered 404.
@@ -39,7 +40,7 @@ func (a *api) table() []route {
 		get("/threads", a.threads),
 		get("/loglevel", a.logLevel),
 	}
-	return append(list, a.tierRoutes()...)
+	return slices.Concat(list, a.tierRoutes(), a.docRoutes())
 }
 
 // largeBody bounds the bodies that hold many keys or tokens.
