@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
@@ -20,9 +21,6 @@ const (
 	// boundChunks is how many chunks' tokens are kept for their publication,
 	// which comes with the end of the copy.
 	boundChunks = 8192
-	// quietRecords is all that is kept until somebody subscribes: a record takes
-	// a kilobyte or two, and most servers have no reader ever.
-	quietRecords = 1024
 )
 
 // kvEvents is the log of stored and removed chunks: routers learn from it, by
@@ -36,11 +34,12 @@ type kvEvents struct {
 	send        func(*client, *outgoing)
 	// wake has room for one: somebody may have something to read.
 	wake chan struct{}
+	// heard: there was a subscriber.
+	heard atomic.Bool
 
 	mu      sync.Mutex
 	log     []kvRecord // guarded by mu: a ring of at most size records
 	oldest  int        // guarded by mu: index of the first record of log
-	heard   bool       // guarded by mu: there was a subscriber
 	last    int64      // guarded by mu: seq of the newest record
 	bound   *simplelru.LRU[hash.Digest, tokenBinding]
 	unbound int64                    // guarded by mu: published chunks whose tokens are not known
@@ -87,38 +86,41 @@ func (e *kvEvents) capabilities() []string {
 // bind remembers the tokens of chunks that t is about to store. The reference
 // knows those of server-driven stores of worker 0 only.
 func (e *kvEvents) bind(t *transfer, hashes []hash.Digest, slots []l1cache.Slot) {
-	if !e.enabled() || len(slots) == 0 || t.prompt == nil {
+	if !e.enabled() || !e.heard.Load() || len(slots) == 0 || t.prompt == nil {
 		return
 	}
 	all, body := t.prompt.Chunks(), t.Tokens
 	at, from := t.from, 0 // chunks: the one looked at, and the one that body begins with
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	found := make([]tokenBinding, 0, len(slots))
 	for _, sl := range slots {
-		h := hashes[sl.Chunk]
-		for at < t.to && all[at] != h {
+		for at < t.to && all[at] != hashes[sl.Chunk] {
 			at++
 		}
 		if at == t.to {
-			return // a chunk twice: the first binding stands
-		}
-		if b, ok := e.bound.Get(h); ok && b.seq == 0 {
-			continue
+			break // a chunk twice: the first binding stands
 		}
 		skip, err := wire.SkipTokens(body, (at-from)*e.chunk)
 		if err != nil {
-			return
+			break
 		}
 		body, from = body[skip:], at
 		n, err := wire.SkipTokens(body, e.chunk)
 		if err != nil {
-			return
+			break
 		}
 		b := tokenBinding{tokens: append([]byte(nil), body[:n]...)}
 		if at > 0 {
 			b.parent = append([]byte(nil), all[at-1][:]...)
 		}
-		e.bound.Add(h, b)
+		found = append(found, b)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i, b := range found {
+		h := hashes[slots[i].Chunk]
+		if old, ok := e.bound.Get(h); !ok || old.seq > 0 {
+			e.bound.Add(h, b)
+		}
 	}
 }
 
@@ -200,6 +202,10 @@ func (e *kvEvents) stored(ev *l1cache.ObjectEvent) {
 	if ev.Scope.Group != 0 {
 		return // another group of the same chunk
 	}
+	if !e.heard.Load() {
+		e.last++
+		return
+	}
 	b, ok := e.bound.Peek(ev.Hash)
 	if !ok {
 		e.unbound++
@@ -251,26 +257,16 @@ func (e *kvEvents) flushGone() {
 // append adds a record; the oldest makes room. e.mu is held.
 func (e *kvEvents) append(r kvRecord) {
 	e.last++
-	r.Seq, r.Medium = e.last, wire.KVMediumCPU
-	limit := e.size
-	if !e.heard {
-		limit = min(limit, quietRecords)
+	if !e.heard.Load() {
+		return
 	}
-	if len(e.log) < limit {
+	r.Seq, r.Medium = e.last, wire.KVMediumCPU
+	if len(e.log) < e.size {
 		e.log = append(e.log, r)
 		return
 	}
 	e.log[e.oldest] = r
-	e.oldest = (e.oldest + 1) % limit
-}
-
-// listen makes room for a full log: somebody has subscribed. e.mu is held.
-func (e *kvEvents) listen() {
-	if !e.heard {
-		e.heard = true
-		e.log = append(e.log[e.oldest:len(e.log):len(e.log)], e.log[:e.oldest]...)
-		e.oldest = 0
-	}
+	e.oldest = (e.oldest + 1) % e.size
 }
 
 // at returns the record of a number, nil when the log does not have it. e.mu is held.
@@ -291,7 +287,7 @@ func (e *kvEvents) read(model string, cursor int64, limit int) (b wire.KVEventBa
 	}
 	first := e.last - int64(len(e.log)) + 1
 	b.Lost = cursor+1 < first || cursor > e.last
-	b.NextCursor = min(cursor, e.last)
+	b.NextCursor = min(max(cursor, first-1), e.last)
 	for seq := max(first, b.NextCursor+1); seq <= e.last; seq++ {
 		r := e.at(seq)
 		b.NextCursor = seq

@@ -1,7 +1,6 @@
 package mpserver
 
 import (
-	"encoding/binary"
 	"fmt"
 	"testing"
 	"time"
@@ -155,48 +154,39 @@ func TestKVEventsLost(t *testing.T) {
 	require.Equal(t, int64(5), b.NextCursor)
 }
 
-// Until somebody subscribes only a short log is kept; who comes hears what it
-// holds, and that there was more. From then on the log has its size.
+// Until somebody subscribes records are only counted; who comes first hears that
+// there were some, and misses nothing from then on.
 func TestKVEventsBeforeTheFirstReader(t *testing.T) {
-	const n = quietRecords + 10
-	e := newKVEvents(2*quietRecords, testChunk, 1, nil)
-	one := func(i int) {
-		ev := l1cache.ObjectEvent{Kind: l1cache.ObjectGone, Scope: l1cache.Scope{Model: testModel}}
-		binary.LittleEndian.PutUint32(ev.Hash[:], uint32(i))
-		e.record([]l1cache.ObjectEvent{ev})
-	}
-	for i := range n {
-		one(i)
-	}
-	require.Equal(t, quietRecords, e.status().LogDepth)
-	_, ok := e.subscribe(&kvSubscriber{client: &client{}, instance: 1, model: testModel})
-	require.True(t, ok)
-	for i := range quietRecords {
-		one(n + i)
-	}
-	require.Equal(t, 2*quietRecords, e.status().LogDepth)
-	one(n + quietRecords) // the oldest goes
+	s := startServer(t, func(o *Options) { o.L1.ShmName = shmName(t) })
+	w := connect(t, s)
+	w.register(1)
+	before := prompt(1, 3*testChunk)
+	w.store(s, keyOf("a", before), 1, before)
+	st := s.events.status()
+	require.Equal(t, int64(4), st.NextSeq)
+	require.Zero(t, st.LogDepth)
+	s.events.mu.Lock()
+	require.Zero(t, s.events.bound.Len(), "nothing is kept for nobody")
+	s.events.mu.Unlock()
 
-	cursor, want := int64(0), int64(12)
-	for e.last > cursor {
-		e.mu.Lock()
-		b, _ := e.read(testModel, cursor, 1000)
-		e.mu.Unlock()
-		require.Equal(t, cursor == 0, b.Lost)
-		for _, r := range b.Events {
-			require.Equal(t, want, r.Seq)
-			require.Equal(t, uint32(want-1), binary.LittleEndian.Uint32(r.BlockHashes[0]))
-			want++
-		}
-		cursor = b.NextCursor
-	}
-	require.Equal(t, e.last+1, want)
+	sub := subscribe(t, s, 1, testModel, 0, 1024)
+	b := sub.batch()
+	require.True(t, b.Lost)
+	require.Empty(t, b.Events)
+	require.Equal(t, int64(3), b.NextCursor)
+
+	after := prompt(2, testChunk)
+	w.store(s, keyOf("b", after), 1, after)
+	got := sub.events(1)
+	require.Equal(t, int64(4), got[0].Seq)
+	require.Equal(t, after, got[0].TokenIDs)
 }
 
 // A chunk that several ranks or models publish is told each time, with the tokens
 // that the log holds by then.
 func TestKVEventsOfRanks(t *testing.T) {
 	e := newKVEvents(100, testChunk, 1, nil)
+	e.heard.Store(true)
 	h, err := hash.New(hash.Options{ChunkSize: testChunk})
 	require.NoError(t, err)
 	tokens := prompt(1, 2*testChunk)
@@ -289,6 +279,7 @@ func TestGetExperimental(t *testing.T) {
 // The metrics follow their share of the objects, whatever the log needs.
 func TestSampleBesideKVEvents(t *testing.T) {
 	s := startServer(t, func(o *Options) { o.MetricsSampleRate = 0.25 })
+	s.events.heard.Store(true)
 	o, rate := s.observer()
 	require.InDelta(t, 1, rate, 0)
 	var events []l1cache.ObjectEvent
@@ -339,6 +330,7 @@ func BenchmarkKVEvents(b *testing.B) {
 		events[chunks-1-i] = l1cache.ObjectEvent{Kind: l1cache.ObjectStored, Scope: l1cache.Scope{Model: testModel}, Hash: p.Chunks()[i]}
 	}
 	e := newKVEvents(DefaultKVEventLogSize, chunk, 1, nil)
+	e.heard.Store(true)
 	b.ReportAllocs()
 	for b.Loop() {
 		e.bound.Purge()

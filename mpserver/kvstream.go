@@ -152,7 +152,7 @@ func (e *kvEvents) subscribe(sub *kvSubscriber) (former *kvSubscriber, ok bool) 
 		former.ended = true
 	}
 	e.subs[sub.instance] = sub
-	e.listen()
+	e.heard.Store(true)
 	return former, true
 }
 

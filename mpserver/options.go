@@ -122,7 +122,8 @@ type Options struct {
 	// LookupHashLog is a log of lookups. Off by default.
 	LookupHashLog HashLogOptions
 	// KVEventLogSize is how many records of stored and removed chunks are kept
-	// for those that subscribe to them; the tokens of a chunk take 4 bytes each.
+	// for those that subscribe to them, from the first subscription on; the tokens
+	// of a chunk take up to 5 bytes each.
 	// Default [DefaultKVEventLogSize]; a negative size switches the stream off.
 	KVEventLogSize int
 	// MetricsSampleRate is the share of objects, above 0 and at most 1, that the
