@@ -4,11 +4,11 @@
 #   usage: bench/fullpool.sh [loadgen flags]      such as --layout tiny --chunks 16
 # The column "real" is the cleared pool, "ours" the full one.
 # Settings (environment): FILL=LAYOUT fills the pool with objects of another size than those that are stored;
-# ROUNDS=5, SECONDS_EACH=0.25, WARMUP=4, POOL_GB=2, OURS=bin/lmcache-go
+# ROUNDS=7, SECONDS_EACH=0.5, WARMUP=5, POOL_GB=4, OURS=bin/lmcache-go
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rounds=${ROUNDS:-5} each=${SECONDS_EACH:-0.25} warmup=${WARMUP:-4} ours=${OURS:-bin/lmcache-go}
+rounds=${ROUNDS:-7} each=${SECONDS_EACH:-0.5} warmup=${WARMUP:-5} ours=${OURS:-bin/lmcache-go}
 work=$(mktemp -d)
 pid=
 stop() {
@@ -21,7 +21,7 @@ trap stop EXIT
 trap 'exit 130' INT TERM
 
 go build -o "$work/loadgen" ./bench/loadgen
-"$ours" server --host 127.0.0.1 --port 0 --no-http --l1-size-gb "${POOL_GB:-2}" --shm-name "fullpool_$$" >"$work/log" 2>&1 &
+"$ours" server --host 127.0.0.1 --port 0 --no-http --l1-size-gb "${POOL_GB:-4}" --shm-name "fullpool_$$" >"$work/log" 2>&1 &
 pid=$!
 url=
 for _ in $(seq 100); do
