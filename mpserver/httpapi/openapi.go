@@ -31,10 +31,15 @@ type operation struct {
 	RequestBody struct {
 		Content map[string]struct {
 			Schema struct {
-				Ref string `json:"$ref"`
+				reference
+				AnyOf []reference `json:"anyOf"`
 			} `json:"schema"`
 		} `json:"content"`
 	} `json:"requestBody"`
+}
+
+type reference struct {
+	Ref string `json:"$ref"`
 }
 
 // docsPage needs nothing from anywhere else: a browser on a closed network shows it.
@@ -87,7 +92,11 @@ func (d described) rows() (out []docsRow) {
 				}
 			}
 			for _, c := range op.RequestBody.Content {
-				takes = append(takes, c.Schema.Ref[strings.LastIndex(c.Schema.Ref, "/")+1:])
+				for _, ref := range append(c.Schema.AnyOf, c.Schema.reference) {
+					if ref.Ref != "" {
+						takes = append(takes, ref.Ref[strings.LastIndex(ref.Ref, "/")+1:])
+					}
+				}
 			}
 			out = append(out, docsRow{strings.ToUpper(method), path, strings.Join(takes, " ")})
 		}

@@ -48,6 +48,7 @@ func TestOpenAPI(t *testing.T) {
 		require.Equal(t, "text/html; charset=utf-8", r.Header.Get("Content-Type"))
 		page := text(t, r)
 		require.Contains(t, page, "<td><b>DELETE</b></td><td><code>/cache/objects</code></td><td>DeleteObjectsRequest</td>")
+		require.Contains(t, page, "<td><b>POST</b></td><td><code>/cache/clear</code></td><td>ClearRequest</td>")
 		require.Contains(t, page, "?page_token")
 		require.NotContains(t, page, "http://", "it loads nothing")
 		require.NotContains(t, page, "https://")
