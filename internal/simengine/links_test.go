@@ -82,7 +82,8 @@ func (w sourceWorker) Load(meta any) {
 	for _, o := range meta.([]order) {
 		w.done.Received = append(w.done.Received, o.r.ID)
 		if w.fail(o.r.ID) {
-			w.done.BadBlocks = append(w.done.BadBlocks, o.blocks[0]...)
+			// Those that it was to write: the ones before are good, and maybe others' too.
+			w.done.BadBlocks = append(w.done.BadBlocks, o.blocks[0][o.from/w.e.opts.BlockTokens:]...)
 			continue
 		}
 		prefix := newRequest(context.Background(), Completion{Tokens: o.r.Tokens}, nil)
