@@ -141,10 +141,15 @@ func (p *process) wait(event []byte) (float64, error) {
 	return a.Device, err
 }
 
-// kill ends the process as a crash would.
+// kill ends the process as a crash would, and removes the segments that it then
+// leaves behind.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
+	left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/lmcache_kv_gputest_%d_*", p.cmd.Process.Pid))
+	for _, name := range left {
+		_ = os.Remove(name)
+	}
 }
 
 // close lets it end by itself, for a while.
