@@ -65,18 +65,13 @@ type checksumAnswer struct {
 
 // checksums hashes the blocks of a worker that the server copies for.
 func (a *api) checksums(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r, dataclassBody)
+	in, ok := requireBody(w, r, dataclassBody)
 	if !ok {
 		return
 	}
-	if fields == nil {
-		bodyMissing(w)
-		return
-	}
-	in := newReader(fields)
 	q := ChecksumRequest{BlockIDs: in.integers("block_ids"), ChunkBlocks: in.integer("chunk_size", false), InstanceID: in.integer("instance_id", false)}
 	var bad *invalid
-	q.Layerwise, bad = boolField(fields, "layerwise")
+	q.Layerwise, bad = boolField(in.fields, "layerwise")
 	in.note(bad)
 	if len(*in.problems) > 0 {
 		writeInvalid(w, *in.problems...)

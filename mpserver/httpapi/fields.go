@@ -110,9 +110,15 @@ func queryBool(r *http.Request, name string) (bool, *invalid) {
 	return v, nil
 }
 
-// bodyMissing is the answer to a request that needs a body and has none.
-func bodyMissing(w http.ResponseWriter) {
-	writeInvalid(w, invalid{Type: "missing", Loc: []any{"body"}, Msg: "Field required"})
+// requireBody reads the JSON object that a request must have, as [readObject] does.
+// When it reports false, the answer has been written.
+func requireBody(w http.ResponseWriter, r *http.Request, object string) (reader, bool) {
+	fields, ok := readObject(w, r, object)
+	if ok && fields == nil {
+		writeInvalid(w, invalid{Type: "missing", Loc: []any{"body"}, Msg: "Field required"})
+		ok = false
+	}
+	return newReader(fields), ok
 }
 
 // quote writes a text as Python's repr does, for the words of error messages.

@@ -55,15 +55,10 @@ type deleted struct {
 // deleteObjects removes objects of L1 by key. A request that names L2 as well
 // is refused as a whole: there is none.
 func (a *api) deleteObjects(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r, dataclassBody)
+	in, ok := requireBody(w, r, dataclassBody)
 	if !ok {
 		return
 	}
-	if fields == nil {
-		bodyMissing(w)
-		return
-	}
-	in := newReader(fields)
 	var keys []encodedKey
 	for i, raw := range in.list("keys") {
 		if one, ok := in.at(raw, "keys", i); ok {
@@ -73,11 +68,11 @@ func (a *api) deleteObjects(w http.ResponseWriter, r *http.Request) {
 			})
 		}
 	}
-	tier, bad := enumField(fields, "tier", "l2", "l1", "l2", "all")
+	tier, bad := enumField(in.fields, "tier", "l2", "l1", "l2", "all")
 	in.note(bad)
-	force, bad := boolField(fields, "force")
+	force, bad := boolField(in.fields, "force")
 	in.note(bad)
-	if string(fields["adapter"]) != "null" {
+	if string(in.fields["adapter"]) != "null" {
 		in.text("adapter", false)
 	}
 	if len(*in.problems) > 0 {

@@ -38,15 +38,10 @@ type submitted struct {
 // submitPrefetch looks for a prompt's chunks. Without L2 there is nowhere to load
 // them from: what L1 has of the prefix becomes recently used, and counts as found.
 func (a *api) submitPrefetch(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r, dataclassBody)
+	in, ok := requireBody(w, r, dataclassBody)
 	if !ok {
 		return
 	}
-	if fields == nil {
-		bodyMissing(w)
-		return
-	}
-	in := newReader(fields)
 	req := PrefetchRequest{Model: in.text("model_name", true), WorldSize: int(in.integer("world_size", true))}
 	for i, raw := range in.list("token_ids") {
 		n, bad := readInt(raw, "body", "token_ids", i)
@@ -56,9 +51,9 @@ func (a *api) submitPrefetch(w http.ResponseWriter, r *http.Request) {
 		req.Tokens = append(req.Tokens, n)
 	}
 	req.Salt = in.text("cache_salt", false)
-	source, bad := enumField(fields, "source_tier", "l2", "l1", "l2", "all")
+	source, bad := enumField(in.fields, "source_tier", "l2", "l1", "l2", "all")
 	in.note(bad)
-	target, bad := enumField(fields, "target_tier", "l1", "l1", "l2", "all")
+	target, bad := enumField(in.fields, "target_tier", "l1", "l1", "l2", "all")
 	in.note(bad)
 	if len(*in.problems) > 0 {
 		writeInvalid(w, *in.problems...)

@@ -46,15 +46,10 @@ const sizeWords = "size must be a positive integer byte count or a string like '
 // changeDAX is POST /reconfigure/dax/l1/add and remove.
 func changeDAX(size bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		fields, ok := readObject(w, r, modelBody)
+		in, ok := requireBody(w, r, modelBody)
 		if !ok {
 			return
 		}
-		if fields == nil {
-			bodyMissing(w)
-			return
-		}
-		in := newReader(fields)
 		in.text("device_path", true)
 		fits := true
 		if size {
@@ -77,12 +72,8 @@ func changeDAX(size bool) http.HandlerFunc {
 
 // changeAdapter is POST /reconfigure/{backend}/l2/{operation}.
 func changeAdapter(w http.ResponseWriter, r *http.Request) {
-	fields, ok := readObject(w, r, dictBody)
+	in, ok := requireBody(w, r, dictBody)
 	if !ok {
-		return
-	}
-	if fields == nil {
-		bodyMissing(w)
 		return
 	}
 	backend, operation := segment(r, "backend"), segment(r, "operation")
@@ -94,7 +85,6 @@ func changeAdapter(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "operation must be non-empty")
 		return
 	}
-	in := newReader(fields)
 	in.loc = []any{} // the reference reads these bodies by hand
 	in.integer("adapter_index", false)
 	fits := true
@@ -113,7 +103,7 @@ func changeAdapter(w http.ResponseWriter, r *http.Request) {
 		}
 		if words != nil {
 			in.word("literal_error", words...)
-			_, bad := boolField(fields, "force")
+			_, bad := boolField(in.fields, "force")
 			if bad != nil {
 				bad.Loc = in.where("force")
 			}
