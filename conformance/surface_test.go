@@ -61,6 +61,25 @@ func TestSurface(t *testing.T) {
 			}
 		}
 	})
+	// Commands that the real program does not have, against the real server.
+	t.Run("our own commands", func(t *testing.T) {
+		for _, c := range []struct {
+			line string
+			code int
+			want string
+		}{
+			{"status", 0, `(?m)^Health: +OK$`},
+			{"version", 0, `(?m)^server 0\.5\.6`},
+			{"kvcache ls", 1, `^$`},                                     // it lists L2 only, and says so
+			{"kvcache ls --tier l2", 1, `^$`},                           // it has none
+			{"kvcache checksum --instance-id 1 --block-ids 0", 1, `^$`}, // no such worker
+		} {
+			got := command(t, serverBinary(t), c.line, theirs)
+			if got.code != c.code || !regexp.MustCompile(c.want).MatchString(got.out) {
+				t.Errorf("%s: got %+v, want code %d and %s", c.line, got, c.code, c.want)
+			}
+		}
+	})
 	theirs.terminate()
 	ours.terminate()
 }

@@ -147,12 +147,48 @@ func TestRefusals(t *testing.T) {
 	f("a hit needs a stored prompt", 2, "--ops", "retrieve", "--prefill", "0")
 	f("unexpected argument", 2, "extra")
 	f("--shared-prefix", 2, "--shared-prefix", "9000")
+	f("--fill huge", 2, "--fill", "huge")
+	f("--mode shm", 2, "--fill", "tiny", "--mode", "pickle")
+	f("--requests must not be negative", 2, "--requests", "-1")
 	f("want tcp://", 2, "--url", "ipc:///tmp/x")
 	f("flag provided but not defined", 2, "--no-such-flag")
 	f("Usage", 0, "--help")
 	f("negotiated shm, --mode is pickle", 1, "--url", url, "--ops", "store", "--mode", "pickle")
 	f("no such file", 1, "--report", filepath.Join(t.TempDir(), "none"))
 	f("refused", 1, "--url", "tcp://127.0.0.1:1")
+}
+
+// A run can end by a number of requests, and says what one thread copied beside it.
+func TestRequestsAndMemcpy(t *testing.T) {
+	url, _ := startServer(t, "shm")
+	for _, ops := range []string{"store", "retrieve"} {
+		r, code := drive(t, "--url", url, "--ops", ops, "--layout", "tiny", "--seconds", "60", "--requests", "7", "--depth", "3")
+		require.Zero(t, code, r.Errors)
+		require.Equal(t, 7, r.Ops[ops].N)
+		require.Positive(t, r.MemcpyGBs)
+	}
+	r, code := drive(t, "--url", url, "--ops", "store", "--layout", "tiny", "--no-copy", "--requests", "1")
+	require.Zero(t, code, r.Errors)
+	require.Zero(t, r.MemcpyGBs, "nothing was copied")
+}
+
+// What fills the pool leaves no room but by eviction, and nothing is refused.
+func TestFill(t *testing.T) {
+	url, _ := startServer(t, "shm")
+	run := func(args ...string) *result {
+		r, code := drive(t, append([]string{"--url", url, "--ops", "store", "--layout", "small", "--requests", "1", "--audit", "1", "--salt", "5"}, args...)...)
+		require.Zero(t, code, r.Errors)
+		return r
+	}
+	first := func() int64 { // hits of the prompt that was stored first
+		r, code := drive(t, "--url", url, "--ops", "lookup", "--layout", "small", "--tokens", "256", "--prompts", "2", "--salt", "5", "--requests", "1")
+		require.Zero(t, code, r.Errors)
+		return r.Counters["hit_chunks"]
+	}
+	require.EqualValues(t, 4, run().Counters["audit_hit_chunks"])
+	require.EqualValues(t, 4, first())
+	require.EqualValues(t, 4, run("--salt", "6", "--fill", "tiny").Counters["audit_hit_chunks"])
+	require.Zero(t, first(), "it made room")
 }
 
 func TestTableNamesEverything(t *testing.T) {
@@ -184,6 +220,8 @@ func TestReport(t *testing.T) {
 	add("a/ours", 1000, 4, 8)
 	add("a/real", 100, 10, 80)
 	add("a/ours", 2000, 5, 8)
+	lines.WriteString(`{"label":"process/real","values":{"start, ms":40,"idle CPU, %":2}}` + "\n") // of process.py
+	lines.WriteString(`{"label":"process/ours","values":{"start, ms":10,"idle CPU, %":0}}` + "\n")
 	path := filepath.Join(t.TempDir(), "runs.jsonl")
 	require.NoError(t, os.WriteFile(path, []byte(lines.String()), 0o600))
 	var out bytes.Buffer
@@ -193,6 +231,7 @@ func TestReport(t *testing.T) {
 		"a ops/s 100 1000 10.00 [5.00..20.00]",
 		"a p50 us 20 4 5.00 [2.00..10.00]",
 		"a server CPU us/op 80 8 10.00 [10.00..10.00]",
+		"process idle CPU, % 2 0 - process start, ms 40 10 4.00 [4.00..4.00]",
 	} {
 		require.Contains(t, got, want)
 	}

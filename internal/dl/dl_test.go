@@ -4,9 +4,11 @@ package dl_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lmcache-go/lmcache-go/internal/dl"
 )
@@ -90,7 +92,7 @@ func TestSetenvDefault(t *testing.T) {
 	if err != nil || getenv == nil {
 		t.Fatal(err)
 	}
-	const name = "LMCACHE_GO_DL_TEST"
+	name := fmt.Sprintf("LMCACHE_GO_DL_TEST_%d", time.Now().UnixNano()) // -count runs it again in this process
 	if !dl.SetenvDefault(name, "one") {
 		t.Error("first SetenvDefault: not set")
 	}
