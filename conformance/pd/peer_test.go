@@ -112,6 +112,7 @@ func startEngine(t *testing.T, folder, role string) *engine {
 		_ = e.in.Close()
 		_, _ = io.Copy(io.Discard, out)
 		err := cmd.Wait()
+		testutil.RemoveKVSegments(cmd.Process.Pid)
 		cancel()
 		if err != nil || t.Failed() {
 			text := e.err.String()

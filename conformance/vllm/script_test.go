@@ -9,11 +9,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/lmcache-go/lmcache-go/internal/testutil"
 )
 
 // outcome is what a case printed.
@@ -87,11 +88,7 @@ func run(t *testing.T, limit time.Duration, asks map[string]func(), script strin
 		}
 	}
 	err = cmd.Wait()
-	// The real client leaves the segments of its engines' tensors behind.
-	left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/lmcache_kv_%d_*", cmd.Process.Pid))
-	for _, name := range left {
-		_ = os.Remove(name)
-	}
+	testutil.RemoveKVSegments(cmd.Process.Pid)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		t.Errorf("%s did not end within %v", script, limit)
 	} else if err != nil {
